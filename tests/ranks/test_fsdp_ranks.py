@@ -211,6 +211,13 @@ def test_a_model_can_be_gathered_before_it_has_computed(paths: dict[str, Path]) 
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+def names(seen: torch.profiler.profile) -> list[str]:
+    """Of all operations, as they were recorded: `seen.events()` makes a tree of them, which takes long."""
+    assert seen.profiler is not None
+    assert seen.profiler.kineto_results is not None
+    return [event.name() for event in seen.profiler.kineto_results.events()]
+
+
 def exchanges(group: dist.ProcessGroup, spec: ModelSpec) -> dict[tuple[bool, bool], list[int]]:
     """For each schedule, gathers and reductions of an update of two micro-batches, and gathers of scoring."""
     found = {}
@@ -224,7 +231,7 @@ def exchanges(group: dist.ProcessGroup, spec: ModelSpec) -> dict[tuple[bool, boo
             engine.accumulate(rows, Fit(), tiny.counts(), temperature=1.0)
         with torch.profiler.profile() as scoring:
             engine.infer(rows, temperature=1.0)
-        update, score = ([event.name for event in seen.events() or ()] for seen in (trained, scoring))
+        update, score = names(trained), names(scoring)
         gathers, reductions = "fsdp::all_gather_copy_in", "fsdp::chunk_cat"
         found[reshards, defers] = [update.count(gathers), update.count(reductions), score.count(gathers)]
     return found
