@@ -34,7 +34,8 @@ def clipped_value_loss(
     free = 0.5 * (values - returns).square()
     if clip is None:
         return free, torch.zeros_like(free, dtype=torch.bool)
-    held = 0.5 * (old_values + (values - old_values).clamp(-clip, clip) - returns).square()
+    # A value within the limits stays as it is: old + (v - old) would be rounded, and some would seem clipped.
+    held = 0.5 * (values.clamp(old_values - clip, old_values + clip) - returns).square()
     return torch.maximum(free, held), held > free
 
 

@@ -19,6 +19,15 @@ def test_value_loss_by_hand() -> None:
     close(clipped_value_loss(values, old, returns, clip=None)[0], [[0.405, 0.125, 1.125, 1.125]])
 
 
+def test_a_value_within_the_limits_is_not_clipped() -> None:
+    """Values of a fresh head are small, and change by as much as they are."""
+    old, values, returns = torch.randn(3, 1, 1000, generator=torch.Generator().manual_seed(0)) * 0.05
+    held = (values - old).abs() < 0.19
+    loss, clipped = clipped_value_loss(values, old, returns, clip=0.2)
+    assert not clipped[held].any()
+    assert torch.equal(loss[held], 0.5 * (values - returns).square()[held])
+
+
 def test_value_loss_against_python(case: str, dtype: torch.dtype) -> None:
     mask = mask_of(case)
     outputs, rows = batch_of(mask, dtype)
