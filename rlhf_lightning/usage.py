@@ -225,9 +225,10 @@ def _suggestion(option: str, classes: Sequence[str], owners: Mapping[str, type])
 
 def _suggestion_of_command(option: str, owners: Mapping[str, type]) -> str:
     """What an unknown option of the command was meant to be."""
-    if whole := [prefix for prefix, cls in owners.items() if option in option_paths(cls)]:
-        return meant(f"--{whole[0]}.{option}")
-    if here := known_elsewhere(option):
+    here, having = known_elsewhere(option), [k for k, cls in owners.items() if option in option_paths(cls)]
+    if having and {*here}.isdisjoint(_OWN):  # a seed is the run's, although data may have one, too
+        return meant(f"--{having[0]}.{option}")
+    if here:
         if isinstance(here, str):
             return f" {_of_model(here, owners.get('algo'), kind='algo')}"
         return meant(*(f"--{path}" for path in _had(here, owners)))

@@ -39,6 +39,11 @@ def told(option: str, algo: type) -> str:
     return option_error(typed, {"trainer": Trainer, "algo": algo}).removeprefix(f"{typed}. ")
 
 
+def test_a_seed_is_that_of_the_run() -> None:
+    said = option_error("unrecognized arguments: --seed 7", {"data": PromptData})
+    assert said.endswith("Did you mean --seed_everything?")
+
+
 @pytest.mark.parametrize(
     ("option", "here"),
     [
