@@ -90,6 +90,9 @@ class Parser(LightningArgumentParser):
     The parsers of a class's options are of its type, too.
     """
 
+    _inner_parser = False  # set of the parsers of parts, which jsonargparse keeps
+    _defaults_of_part: Namespace | None = None
+
     def __init__(self, *args: object, **options: object) -> None:
         super().__init__(*args, **{**options, "allow_abbrev": False})  # type: ignore[arg-type]
 
@@ -101,6 +104,13 @@ class Parser(LightningArgumentParser):
         if "namespace" in options:  # of a part
             words = words and [as_handed_on(word) for word in words]
         return super().parse_args(words, *others, **options)  # type: ignore[arg-type]
+
+    def get_defaults(self, *args: object, **options: object) -> Namespace:
+        """As jsonargparse does, which works out those of the same part for each option anew."""
+        found = self._defaults_of_part or super().get_defaults(*args, **options)  # type: ignore[arg-type]
+        if self._inner_parser:
+            self._defaults_of_part = found
+        return found.clone()
 
     def _check_value_key(
         self, action: Action, value: object, key: str, cfg: Namespace | None, append: bool = False
@@ -122,6 +132,8 @@ class CommandLine(LightningCLI):
         # Docstrings below fields are read from the sources only for help, since it takes half a second.
         set_parsing_settings(docstring_parse_attribute_docstrings=any("help" in word for word in arguments))
         write_names(LightningEnum)  # such as Timer's interval, else of no type that could be read
+        # Each parser takes a sixth of a second: none for a command that was not typed.
+        self._commands = [word for word in arguments[:1] if word in TRAINER_COMMANDS] or [*TRAINER_COMMANDS]
         super().__init__(
             RLHFAlgorithm,
             args=resolved(arguments),
@@ -134,23 +146,14 @@ class CommandLine(LightningCLI):
             parser_class=Parser,
             parser_kwargs=STRICT
             | HELP
-            | {command: STRICT | {"description": says} for command, says in TRAINER_COMMANDS.items()},
+            | {name: STRICT | {"description": TRAINER_COMMANDS[name]} for name in self._commands},
             trainer_defaults=dict(TRAINER_DEFAULTS),
         )
 
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """The trainer's methods that are commands, and their arguments that are not options."""
-        loaders = {
-            "model",
-            "datamodule",
-            "dataloaders",
-            "train_dataloaders",
-            "val_dataloaders",
-            "weights_only",
-            "return_predictions",
-        }
-        return dict.fromkeys(TRAINER_COMMANDS, loaders)
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """The command that was typed, or all: methods of the trainer, and arguments that are no options."""
+        loaders = {"datamodule", "dataloaders", "train_dataloaders", "val_dataloaders"}
+        return dict.fromkeys(self._commands, {"model", "weights_only", "return_predictions"} | loaders)
 
     def _add_subcommands(self, parser: LightningArgumentParser, **options: object) -> None:
         """Add the commands, and let the list of them say what they do here."""
@@ -190,7 +193,7 @@ class CommandLine(LightningCLI):
         Raises:
             ValueError: an option is unknown or has a wrong value.
         """
-        known = ", ".join([*self.subcommands(), *COMMANDS])
+        known = ", ".join([*TRAINER_COMMANDS, *COMMANDS])
         first = args[0] if isinstance(args, list) and args else ""
         if first.startswith("-") and first not in ("-h", "--help", "--version"):
             raise ValueError(f"the first word is no command. Choose from {known}.")

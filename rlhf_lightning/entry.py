@@ -31,9 +31,11 @@ def main() -> None:
         warnings.filterwarnings("ignore", beginning)
     here = _directory()
     alone = arguments[:1] and arguments[0] in COMMANDS
+    name = f"rlhf_lightning.commands.{arguments[0]}" if alone else "rlhf_lightning.cli"
+    first = name not in sys.modules
     gc.disable()  # it would look at all modules again and again while they are imported
-    command = import_module(f"rlhf_lightning.commands.{arguments[0]}" if alone else "rlhf_lightning.cli")
-    if not gc.get_freeze_count():
+    command = import_module(name)
+    if first:
         gc.freeze()  # nor ever again, not even as the process ends: modules live as long as it
     gc.enable()
     sys.path.insert(0, here)  # after the imports: a file may have the name of a library

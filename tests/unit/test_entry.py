@@ -14,7 +14,8 @@ from rlhf_lightning import __version__, algorithm, strategy
 from tests.unit.rlhf import Rlhf
 
 
-def test_the_garbage_collector_looks_at_no_module(rlhf: Rlhf) -> None:
+def test_the_garbage_collector_looks_at_no_module(rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "rlhf_lightning.commands.reshard", raising=False)
     gc.unfreeze()  # the session has frozen its modules
     try:
         assert rlhf.run("reshard", "--help")[0] == 0
