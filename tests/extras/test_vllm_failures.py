@@ -23,8 +23,6 @@ from rlhf_lightning.parallel import ParallelLayout, Seat
 from rlhf_lightning.spec import ModelSpec, Sampling
 from tests.extras import generating
 from tests.extras.generating import POSITIONS, SMALL, agree, prompts, table
-from tests.extras.test_vllm_fit import write_model
-from tests.ray.held import SOON_S, assert_one_message, itself, killed_within, write_held
 
 BLOCK = 128
 """Tokens in a block of vLLM's prefix cache on a CPU: only whole ones are found in it."""
@@ -295,14 +293,3 @@ def test_a_model_that_vllm_has_not_itself_is_refused_as_it_is_made(
     engine = vllm_of(FSDPEngine(spec), spec, SMALL)
     engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
     engine.close()
-
-
-@pytest.mark.timeout(300)
-def test_a_killed_device_ends_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = write_held(tmp_path, Path(write_model(tmp_path)), "answering")
-    options = (
-        "--strategy openrlhf --strategy.settings.generator vllm --strategy.settings.vllm.kv_cache_gib 0.02"
-    )
-    killed_within(SOON_S, config, options, victim=itself)
-    name = r"generator\[rank 0, device 1\]\.generate_sequences"
-    assert_one_message(capsys.readouterr().err, name)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
@@ -17,40 +14,20 @@ from ray.util.placement_group import placement_group_table
 
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.strategies import Colocated
+from tests.ray.cluster import started
 from tests.ray.model import STEPS, Parameters, fit, ppo, write_tiny
-from tests.warm_workers import OPTIONS, SOCKET, warm
 
-IMPORTED = ("transformers.models.llama.modeling_llama", "rlhf_lightning.engines.megatron.engine")
-"""What the workers have imported when they start, which is what a device needs for a tiny Llama."""
-NODE: dict[str, Any] = {
-    "num_cpus": 3,
-    "object_store_memory": 256 * 2**20,
-    "include_dashboard": False,
-    **OPTIONS,
-}
-"""Of each of the two nodes: a pool of 3 devices fits on one, a pool of 4 does not."""
+SIZES = (3, 3)
+"""CPUs of the two nodes: a pool of 3 devices fits on one, a pool of 4 does not."""
 BACK_S = 20.0
 """Devices that were given back get this long, in seconds, to be free."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def nodes(session_leaves_nothing: None) -> Iterator[Cluster]:
-    """Start Ray before a module or a test is looked at, so that its processes are nobody's leak.
-
-    Its folder is not the one where Ray on this machine looks for running clusters.
-    """
-    folder = tempfile.mkdtemp(prefix="ray-")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_TMPDIR", folder)
-        with warm(*IMPORTED) as socket:
-            patch.setenv(SOCKET, socket)
-            nodes = Cluster(initialize_head=True, head_node_args=NODE)
-            nodes.add_node(**NODE)
-            ray.init(address=nodes.address, logging_level=logging.ERROR, log_to_driver=False)
-            yield nodes
-            ray.shutdown()
-            nodes.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
+    """Start Ray before a module or a test is looked at, so that its processes are nobody's leak."""
+    with started(*SIZES) as nodes:
+        yield nodes
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -18,7 +18,7 @@ from rlhf_lightning.strategies import Auto, Colocated, HybridEngine3D, NeMoAlign
 from rlhf_lightning.strategies.auto import MappingOption, PoolOption, RoleSizes
 from rlhf_lightning.strategies.hybrid3d import Parallel3D, Sizes
 from rlhf_lightning.workers import Reward, Settings
-from tests.ray.conftest import NODE
+from tests.ray.cluster import NODE
 from tests.ray.model import Parameters, fit, furthest, ppo
 
 STEPS = 5
@@ -27,7 +27,7 @@ STEPS = 5
 @pytest.fixture(scope="module")
 def eight(nodes: Cluster) -> Iterator[None]:
     """A node with a device for each rank of (2, 2, 2)."""
-    node = nodes.add_node(**NODE | {"num_cpus": 8})
+    node = nodes.add_node(**NODE, num_cpus=8)
     yield
     nodes.remove_node(node)
 
