@@ -252,15 +252,25 @@ def test_an_export_to_where_nothing_can_be_written(
     }
 
 
-def test_libraries_warn_of_nothing_that_nobody_can_change(trained: Path) -> None:
+def test_the_package_is_the_command_and_libraries_warn_of_nothing_that_nobody_can_change(
+    trained: Path,
+) -> None:
+    """In a process of its own, where cuDNN's attention is left on: the process may be a user's."""
+    program = (
+        "import atexit, runpy, sys; from operator import attrgetter;"
+        "seen = attrgetter('backends.cuda.cudnn_sdp_enabled');"
+        "atexit.register(lambda: print(seen(sys.modules['torch'])()));"
+        "runpy.run_module('rlhf_lightning', run_name='__main__', alter_sys=True)"
+    )
     data = ("--data.batch_size", "2", "--data.num_rows", "8", "--data.num_val_rows", "0")
     words = (*FIT, *data, "--strategy", "local", "--ckpt_path", str(trained), "--trainer.max_steps", "2")
     root = ("--trainer.default_root_dir", str(trained.parents[1]), "--trainer.logger", "false")
-    command = [sys.executable, "-m", "rlhf_lightning", *words, *root]
+    command = [sys.executable, "-c", program, *words, *root]
     (trained.parents[1] / "checkpoints").mkdir()
     (trained.parents[1] / "checkpoints" / "mine.txt").touch()
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr
+    assert run.stdout.split()[-1] == "True"
     assert "max_steps=2` reached" in run.stderr
     last = trained.parents[1] / "checkpoints" / "last.ckpt"
     said = f"rlhf: wrote {last}; `rlhf export {last} OUT` exports its model."

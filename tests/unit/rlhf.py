@@ -24,7 +24,7 @@ class Rlhf:
         """Exit code, standard output and standard error of a command that starts no worker."""
         with self.monkeypatch.context() as patch:
             patch.setattr(ray, "init", refuse_to_start)
-            patch.setattr(sys, "argv", ["rlhf", *words])
+            patch.setattr(sys, "argv", ["__main__.py", *words])  # as of `python -m rlhf_lightning`
             patch.setattr(sys, "path", list(sys.path))
             for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):  # Lightning sets them
                 patch.setenv(name, "0")
