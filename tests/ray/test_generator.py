@@ -45,12 +45,16 @@ class Staleness(Callback):
 def test_it_learns_the_same_with_a_copy_that_is_sent_each_weight_once(
     alone: tuple[PPO, Parameters], name: str, tiny: Path, tmp_path: Path
 ) -> None:
+    algorithm, again = ppo(tiny), name == "one each"
     strategy, trace = STRATEGIES[name](), Trace(str(tmp_path / "trace.json"))
-    learned = fit(ppo(tiny), strategy, tmp_path, steps=STEPS, callbacks=[trace])
+    algorithm.actor = replace(algorithm.actor, recompute_log_probs=again)
+    learned = fit(algorithm, strategy, tmp_path, steps=STEPS, callbacks=[trace])
     assert furthest(alone[1], learned) < (1e-4 if name == "megatron" else 1e-5)
     receivers = strategy.generator_devices or 1
     made = [call.role for call in trace.calls if call.method == "generate_sequences"]
     assert made == ["generator"] * receivers * STEPS
+    made = [call.role for call in trace.calls if call.method == "read_log_prob"]
+    assert made == ["actor"] * again * STEPS, "by the actor, where they are to be computed again"
     sent = [call.value for call in trace.calls if call.method == "send_weights"]
     assert len(sent) == 1 + STEPS  # before the first answers, and as soon as each step has learned
     for moved in sent:
@@ -67,16 +71,6 @@ def test_an_actor_without_a_copy_answers_itself(tiny: Path, tmp_path: Path) -> N
     found = trainer(OpenRLHF(devices=3), tmp_path).predict(algorithm, datamodule=data)
     batches = cast("list[dict[str, list[str]]]", found)
     assert [len(batch["responses"]) for batch in batches] == [3, 3]
-
-
-def test_log_probs_are_computed_again_by_the_actor(
-    alone: tuple[PPO, Parameters], tiny: Path, tmp_path: Path
-) -> None:
-    algorithm, trace = ppo(tiny), Trace(str(tmp_path / "trace.json"))
-    algorithm.actor = replace(algorithm.actor, recompute_log_probs=True)
-    assert furthest(alone[1], fit(algorithm, OpenRLHF(), tmp_path, steps=STEPS, callbacks=[trace])) < 1e-5
-    again = [call.role for call in trace.calls if call.method == "read_log_prob"]
-    assert again == ["actor"] * STEPS
 
 
 def test_one_step_off_answers_the_next_batch_while_it_learns(

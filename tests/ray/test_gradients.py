@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import FSDP, FSDPEngine
 from rlhf_lightning.spec import ModelSpec, Sampling
-from rlhf_lightning.strategies import Colocated, Local, Split, Standalone
+from rlhf_lightning.strategies import Colocated, Local, Standalone
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Settings
 from tests.ray import losses
@@ -33,7 +33,6 @@ PLACES: dict[str, Callable[[], Strategy]] = {
     "two rows at a time": lambda: Local(settings=portions(20)),
     "colocated on 2": lambda: Colocated(devices=2),
     "colocated on 2, one at a time": lambda: Colocated(devices=2, settings=portions(1)),
-    "split": lambda: Split(devices=2),
     "standalone": lambda: Standalone(devices=3),
 }
 

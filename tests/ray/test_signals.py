@@ -13,18 +13,16 @@ import pytest
 from tests.ray.runs import DEVICE, Run, saved_step, write_config
 
 
-def by_a_scheduler(run: Run) -> None:
-    """As Slurm and Kubernetes do before they kill."""
-    run.process.terminate()
-
-
 def from_a_terminal(run: Run) -> None:
     """Ctrl-C reaches all processes of the group in the foreground."""
     os.killpg(run.process.pid, signal.SIGINT)
 
 
 def by_timeout(run: Run) -> None:
-    """As `timeout` and a shell's `kill %1` do; Ray is in other groups, so devices can still answer."""
+    """As `timeout` and a shell's `kill %1` do; Ray is in other groups, so devices can still answer.
+
+    The group is the controller alone, as Slurm and Kubernetes ask it before they kill.
+    """
     group = run.process.pid
     assert [pid for pid in run.processes() if os.getpgid(pid) == group] == [group]
     os.killpg(group, signal.SIGTERM)
@@ -37,7 +35,7 @@ def with_ray(run: Run) -> None:
             os.kill(pid, signal.SIGTERM)
 
 
-@pytest.mark.parametrize("ask", [by_a_scheduler, from_a_terminal, by_timeout, with_ray])
+@pytest.mark.parametrize("ask", [from_a_terminal, by_timeout, with_ray])
 def test_it_ends_soon_and_keeps_its_last_checkpoint(
     ask: Callable[[Run], None], tiny: Path, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.strategies import Colocated, Local
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Settings
-from tests.ray.model import STEPS, fit, furthest, ppo, write_tiny
+from tests.ray.model import STEPS, Parameters, fit, furthest, ppo, write_tiny
 
 
 def divided(devices: int) -> Strategy:
@@ -38,34 +38,38 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Weigh(Callback):
-    """Notes the largest share of the actor's moments that one device of a run has."""
+    """Notes the largest share of the actor's moments that one device has."""
 
     def __init__(self, path: Path) -> None:
         self.whole = 8 * len(FSDPEngine(ModelSpec(path=str(path))).give_weights())
-        self.shares: list[float] = []
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Ask."""
         assert isinstance(pl_module, PPO)
         ranks = pl_module.actor.memory().fetch()
-        self.shares.append(max(parts["optimizer"] for parts in ranks) / self.whole)
+        self.share = max(parts["optimizer"] for parts in ranks) / self.whole
 
 
-@pytest.mark.parametrize(("first", "then"), [(4, 1), (1, 2)])
-def test_a_run_goes_on_in_another_layout(
-    first: int, then: int, cluster: str, qwen: Path, tmp_path: Path
-) -> None:
-    """All steps on one device; on the first ones; and from their first checkpoint on, on the other ones."""
-    alone = fit(ppo(qwen), Local(), tmp_path / "alone", steps=STEPS)
+def learned(qwen: Path, devices: int, root: Path, *, first: Path | None = None) -> tuple[Parameters, float]:
+    """All steps, or those after another run's first; and the largest share of the moments on a device."""
     weigh = Weigh(qwen)
-    saving = ModelCheckpoint(
-        dirpath=tmp_path / "kept", every_n_train_steps=1, save_top_k=-1, filename="{step}"
+    saving = ModelCheckpoint(dirpath=root / "kept", every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    found = fit(
+        ppo(qwen),
+        divided(devices),
+        root,
+        steps=STEPS,
+        callbacks=[saving, weigh],
+        ckpt_path=str(first / "kept" / "step=1.ckpt") if first else None,
     )
-    whole = fit(ppo(qwen), divided(first), tmp_path / "first", steps=STEPS, callbacks=[saving, weigh])
-    checkpoint = str(tmp_path / "kept" / "step=1.ckpt")
-    rest = fit(
-        ppo(qwen), divided(then), tmp_path / "rest", steps=STEPS, callbacks=[weigh], ckpt_path=checkpoint
-    )
-    assert furthest(alone, whole) < 1e-5
-    assert furthest(alone, rest) < 1e-5
-    assert weigh.shares == pytest.approx([1 / first, 1 / then], rel=0.02)
+    return found, weigh.share
+
+
+def test_a_run_goes_on_in_another_layout(cluster: str, qwen: Path, tmp_path: Path) -> None:
+    """From one device to two tensor ranks, and from two pairs of them to one device."""
+    one, four = tmp_path / "one", tmp_path / "four"
+    (alone, share), (whole, quarter) = learned(qwen, 1, one), learned(qwen, 4, four)
+    split, half = learned(qwen, 2, tmp_path / "split", first=one)
+    back, again = learned(qwen, 1, tmp_path / "back", first=four)
+    assert max(furthest(alone, found) for found in (whole, split, back)) < 1e-5
+    assert [share, quarter, half, again] == pytest.approx([1, 1 / 4, 1 / 2, 1], rel=0.02)
