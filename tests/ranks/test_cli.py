@@ -63,7 +63,10 @@ def copy_model(*, without: str = "") -> Path:
         ),
         ((*FIT, "--data", "promtdata"), ("--data promtdata", "promptdata")),
         (("fit", "--algo", "nowhere.Mine"), ("nowhere.Mine", "No module named 'nowhere'")),
-        (("fit", "--algo", "json.JSONDecoder"), ("not correspond to a subclass of RLHFAlgorithm",)),
+        (
+            ("fit", "--algo", "json.JSONDecoder"),
+            ("json.JSONDecoder is no RLHFAlgorithm. Type the import path",),
+        ),
         ((*FIT, "--algo.gama", "1"), ("PPO", "'gama'", "Did you mean gamma?")),
         ((*FIT, "--algo.actor.optimizer.rate", "1"), ("optimizer.rate", "OptimizerSpec has: lr, betas")),
         ((*FIT, "--strategy.device", "1"), ("Colocated", "'device'", "Did you mean devices?")),

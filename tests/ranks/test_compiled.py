@@ -45,13 +45,17 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
 def trained(
     spec: ModelSpec, head: Head, config: FSDP, group: dist.ProcessGroup | None = None
 ) -> tuple[list[Tensor], Tensor]:
-    """What three passes over three numbers of tokens say, and how the updates have changed the weights."""
+    """What three passes over three numbers of tokens say, and how the updates have changed the weights.
+
+    Ranks say nothing: they would compile for it once more, without gradients.
+    """
     engine = FSDPEngine(spec, head=head, config=config, group=group)
     mine = tiny.rows() if group is None else tiny.rows()[group.rank() :: group.size()]
     before, outputs = flat(engine), []
     for rows in (mine, mine[:2], mine[1:]):
-        found = engine.infer(rows, temperature=1.0, keep=True)
-        outputs.append(found["log_probs" if head == "lm" else "values"])
+        if group is None:
+            found = engine.infer(rows, temperature=1.0, keep=True)
+            outputs.append(found["log_probs" if head == "lm" else "values"])
         engine.accumulate(rows, Fit(), tiny.counts(), temperature=1.0)
         engine.optimizer_step()
     return outputs, flat(engine) - before
@@ -126,7 +130,8 @@ def on_ranks(group: dist.ProcessGroup, spec: ModelSpec) -> None:
 
 
 def test_compiled_layers_of_shards_learn_the_same(paths: dict[str, Path]) -> None:
-    spmd.run(2, on_ranks, tiny.spec(paths["lm"]))
+    spec = tiny.spec(paths["lm"])
+    spmd.run_within(150, 2, lambda group: on_ranks(group, spec))  # most of it compiles
 
 
 @pytest.mark.parametrize(("gpu", "variable"), [(False, "CXX"), (True, "CC")])
