@@ -27,6 +27,7 @@ CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 # Set before torch, Ray or a tracker is imported; processes that tests start inherit them.
 DEFAULTS = {
     "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "passive",  # devices have as many threads as cores, which would spin
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_OFFLINE": "1",
     "WANDB_MODE": "offline",
