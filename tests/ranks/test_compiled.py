@@ -45,17 +45,13 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
 def trained(
     spec: ModelSpec, head: Head, config: FSDP, group: dist.ProcessGroup | None = None
 ) -> tuple[list[Tensor], Tensor]:
-    """What three passes over three numbers of tokens say, and how the updates have changed the weights.
-
-    Ranks say nothing: they would compile for it once more, without gradients.
-    """
+    """What three passes over three numbers of tokens say, and how the updates have changed the weights."""
     engine = FSDPEngine(spec, head=head, config=config, group=group)
     mine = tiny.rows() if group is None else tiny.rows()[group.rank() :: group.size()]
     before, outputs = flat(engine), []
     for rows in (mine, mine[:2], mine[1:]):
-        if group is None:
-            found = engine.infer(rows, temperature=1.0, keep=True)
-            outputs.append(found["log_probs" if head == "lm" else "values"])
+        found = engine.infer(rows, temperature=1.0, keep=True)
+        outputs.append(found["log_probs" if head == "lm" else "values"])
         engine.accumulate(rows, Fit(), tiny.counts(), temperature=1.0)
         engine.optimizer_step()
     return outputs, flat(engine) - before
