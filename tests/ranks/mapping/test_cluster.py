@@ -18,8 +18,9 @@ from rlhf_lightning.mapping import allocate, cluster, hardware
 from rlhf_lightning.mapping.hardware import A100, H100
 from rlhf_lightning.mapping.partitions import pool_sizes
 from rlhf_lightning.mapping.search import DeviceKind, Search
-from tests.ranks.mapping.test_search import ROLES, every_choice, partitions, recomputed
+from tests.ranks.mapping.test_search import every_choice, partitions, recomputed
 from tests.unit.mapping.random_costs import RandomCosts
+from tests.unit.mapping.simulated import ROLES
 from tests.unit.rlhf import Rlhf
 
 ASKED = ("--algo", "ppo", "--model", "llama-7b", "--batch", "256")

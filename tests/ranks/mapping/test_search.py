@@ -15,9 +15,8 @@ from rlhf_lightning.mapping.partitions import pool_sizes, set_partitions
 from rlhf_lightning.mapping.search import DeviceKind, Search
 from rlhf_lightning.parallel.layout import ParallelLayout
 from tests.unit.mapping.random_costs import Entry, RandomCosts
-from tests.unit.mapping.simulated import random_case
+from tests.unit.mapping.simulated import ROLES, random_case
 
-ROLES = ("actor", "critic", "reference", "reward")
 NUM_CASES = 150
 
 

@@ -18,8 +18,8 @@ from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.strategies import Auto
 from rlhf_lightning.strategies.auto import MappingOption
 from rlhf_lightning.workers import Settings
-from tests.unit.mapping.simulated import SEVEN, flow_of
-from tests.unit.mapping.test_search_auto import ROLES, attached
+from tests.unit.mapping.simulated import ROLES, SEVEN, flow_of
+from tests.unit.mapping.test_search_auto import attached
 
 HEAD = ("head", 0, "")
 OPTION = "strategy.mapping.hardware"

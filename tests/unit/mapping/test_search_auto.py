@@ -32,8 +32,8 @@ from rlhf_lightning.strategies import Auto, auto
 from rlhf_lightning.strategies.auto import MappingOption, PoolOption, RoleSizes
 from rlhf_lightning.workers import Actor, Critic, Settings
 from tests.conftest import ROOT
+from tests.unit.mapping.simulated import ROLES
 
-ROLES = ("actor", "critic", "reference", "reward")
 ONE = ParallelLayout()
 
 

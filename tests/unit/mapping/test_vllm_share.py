@@ -20,9 +20,9 @@ from rlhf_lightning.strategies import Auto, auto
 from rlhf_lightning.strategies.auto import MappingOption
 from rlhf_lightning.strategy_checks import check_layouts
 from rlhf_lightning.workers import Actor, Settings
-from tests.unit.mapping.simulated import flow_of
+from tests.unit.mapping.simulated import ROLES, flow_of
 from tests.unit.mapping.test_recipes import ONE, SEVEN, with_vllm
-from tests.unit.mapping.test_search_auto import ROLES, attached
+from tests.unit.mapping.test_search_auto import attached
 
 
 @pytest.mark.parametrize(
