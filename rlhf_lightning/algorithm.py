@@ -254,11 +254,13 @@ class RLHFAlgorithm(LightningModule):
         metrics = stepping.run_step(type(self).__name__, self.step, rows)
         self._update_followers()
         self.strategy.after_step()
-        numbers = metrics.fetch() | reporting.service_retries(self.placed())
-        numbers |= reporting.timings(stepping.finished(self.strategy.drain())) | self.strategy.metrics()
+        returned = metrics.fetch()
+        measured = reporting.service_retries(self.placed())
+        measured |= reporting.timings(stepping.finished(self.strategy.drain())) | self.strategy.metrics()
+        measured |= reporting.throughput(returned, rows, seconds=time.perf_counter() - started)
+        reporting.check_logged(self.trainer, returned, measured)
+        numbers = returned | measured
         reporting.warn_of_skipped_steps(numbers)
-        numbers |= reporting.throughput(numbers, rows, seconds=time.perf_counter() - started)
-        reporting.check_logged(self.trainer, numbers)
         for name in self.progress:
             if name in numbers:
                 self.log(name, numbers.pop(name), prog_bar=True, batch_size=len(rows))

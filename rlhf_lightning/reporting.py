@@ -154,19 +154,31 @@ def _step_metrics(trainer: Trainer) -> Iterator[_ResultMetric]:
             yield number
 
 
-def check_logged(trainer: Trainer, numbers: Mapping[str, float]) -> None:
-    """Refuse names that a step has logged by itself and that its iteration reports too: one would be lost.
+def check_logged(trainer: Trainer, returned: Mapping[str, float], measured: Mapping[str, float]) -> None:
+    """Refuse names under which an iteration has two metrics, one of which would be lost.
+
+    Args:
+        trainer: it holds what the step has logged by itself.
+        returned: metrics that the step returned.
+        measured: metrics that the run takes of every iteration.
 
     Raises:
         ValueError: there is such a name.
     """
+    if twice := sorted({*returned} & {*measured}):
+        raise ValueError(
+            f"step returned the metric {twice[0]!r}, which the run measures: {_renamed(twice[0])}"
+        )
     own = {one.meta.name for one in _results(trainer) if one.meta.fx == "training_step" and not one.has_reset}
-    if twice := sorted(own & {*numbers}):
-        other = f"mine/{twice[0].rpartition('/')[2]}"
+    if twice := sorted(own & {*returned, *measured}):
         raise ValueError(
             f"self.log({twice[0]!r}, ...): the iteration reports a metric of this name too, which `step` "
-            f"returns or the run measures. Log yours by another name, such as {other!r}."
+            f"returns or the run measures. {_renamed(twice[0])}"
         )
+
+
+def _renamed(name: str) -> str:
+    return f"Log yours by another name, such as {'mine/' + name.rpartition('/')[2]!r}."
 
 
 def config_as_dict(value: object) -> object:

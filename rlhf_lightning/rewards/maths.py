@@ -22,7 +22,7 @@ TIMEOUT_S = 3
 
 _BOXED = "\\boxed{"
 _HASHES = re.compile(r"####[ \t]*(.+)")
-_NUMBER = re.compile(r"[-\u2212]?\$?(?:\d[\d,]*)?\.?\d+(?:\s*/\s*\d+)?")
+_NUMBER = re.compile(r"[-\u2212]?\$?(?:\d+ +\d+\s*/\s*\d+|(?:\d[\d,]*)?\.?\d+(?:\s*/\s*\d+)?)")
 _GOES_ON = (
     r"(?:and|or|to|pi|sqrt|exp|log|ln|sin|cos|tan|plus|minus|over|squared|cubed"
     r"|(?:hundred|thousand|million|billion|dozen)s?)\b"
@@ -31,6 +31,8 @@ _GOES_ON = (
 _WORDED = re.compile(rf"([+-]?\$?[\d,]*\.?\d+)[.,;:]?\s+(?!{_GOES_ON})(?:[^\W\d_]{{2,}}|\().*")
 """A number with words behind it: a unit, or what it was made of."""
 _PLAIN = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:/\d+)?")
+_MIXED = re.compile(r"([+-]?)(\d{1,9}) +(\d{1,9}/0*[1-9]\d{0,9})")
+"""A number such as 1 1/2, which is 3/2."""
 
 
 def maths_answer(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
@@ -97,7 +99,11 @@ def _in_braces(text: str, start: int) -> str | None:
 def _normalise(answer: str) -> str:
     text = answer.strip().strip("$").strip().rstrip(".").replace("\\$", "").replace("$", "")
     text = text.replace("\\!", "").replace("{,}", ",").replace("\u2212", "-")
-    return re.sub(r"\s*/\s*", "/", text).strip()
+    text = re.sub(r"\s*/\s*", "/", text).strip()
+    if mixed := _MIXED.fullmatch(text):
+        sign, whole, part = mixed.groups()
+        text = sign + str(int(whole) + Fraction(part))
+    return text
 
 
 def _number(text: str) -> Fraction | None:

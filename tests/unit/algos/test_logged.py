@@ -90,6 +90,21 @@ def test_the_pace_counts_the_prompts_that_were_answered(tmp_path: Path) -> None:
         assert numbers["throughput/tokens_per_s"] * numbers["time/step_s"] == pytest.approx(tokens)
 
 
+class Timed(GRPO):
+    """Returns a metric of its own by the name of one that the run takes."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """As it says."""
+        return super().step(batch) | {"time/step_s": 1.0}
+
+
+def test_a_metric_that_the_run_measures_is_not_returned_too(tmp_path: Path) -> None:
+    data = TaskData(batch_size=2, num_rows=2, num_val_rows=0)
+    told = r"^step returned the metric 'time/step_s', which the run measures: .* such as 'mine/step_s'\.$"
+    with pytest.raises(ValueError, match=told):
+        trainer(Local(), tmp_path, steps=1).fit(grpo(Timed), datamodule=data)
+
+
 def levels(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) -> list[float]:
     """The score of an answer is the length of its prompt; those to the shortest differ."""
     del responses, rows
