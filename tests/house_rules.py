@@ -7,9 +7,7 @@ tests/unit/test_house_rules.py runs them over the repository, and shows each one
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,14 +40,6 @@ HOOKS = frozenset(
 """Signatures that another library calls, like everything named `on_...`: their arguments are not ours."""
 
 DATA_CLASSES = frozenset({"Enum", "IntEnum", "StrEnum", "NamedTuple", "TypedDict", "Protocol"})
-
-ONLY_IN = {
-    "ray": ("rlhf_lightning/controller/",),
-    "vllm": ("rlhf_lightning/engines/vllm",),
-    "megatron": ("rlhf_lightning/engines/megatron",),
-    "deepspeed": ("rlhf_lightning/engines/deepspeed",),
-}
-"""Library -> beginnings of the paths that may import it."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +76,6 @@ class Source:
         for node in self.nodes:
             if isinstance(node, Function):
                 yield node, owners.get(id(node))
-
-    def statements(self) -> Iterator[ast.stmt]:
-        """Yield every statement, in functions too."""
-        return (node for node in self.nodes if isinstance(node, ast.stmt))
 
     def classes(self) -> Iterator[ast.ClassDef]:
         """Yield every class."""
@@ -190,29 +176,6 @@ def blind_except(source: Source) -> Iterator[str]:
             yield f"{source.at(node)}: catches everything and does not raise"
 
 
-def no_print(source: Source) -> Iterator[str]:
-    """Words go to the logger of the module."""
-    for node in source.nodes:
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id in ("print", "pprint")
-        ):
-            yield f"{source.at(node)}: {node.func.id}() -> the logger of the module"
-
-
-_TO_DO = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b(?!.*#\d)")
-
-
-def todo_has_issue(source: Source) -> Iterator[str]:
-    """What is to be done stands in an issue."""
-    if not _TO_DO.search(source.text):  # most files, which need not be taken apart
-        return
-    for token in tokenize.generate_tokens(io.StringIO(source.text).readline):
-        if token.type == tokenize.COMMENT and _TO_DO.search(token.string):
-            yield f"{source.path}:{token.start[0]}: {token.string} -> name the issue, #N"
-
-
 def one_public_class(source: Source) -> Iterator[str]:
     """One noun, one file; up to three where they are nothing without each other.
 
@@ -231,20 +194,6 @@ def _is_companion(node: ast.ClassDef, family: set[str]) -> bool:
     bases = {_name(base) for base in node.bases}
     is_error = node.name.endswith(("Error", "Exception"))
     return "dataclass" in _decorators(node) or is_error or bool(bases & (DATA_CLASSES | family))
-
-
-def library_imports(source: Source) -> Iterator[str]:
-    """Ray is known to the controller alone, and each engine's library to that engine."""
-    path = re.sub(r"^(algos|strategies)/", r"rlhf_lightning/\1/", source.path)
-    for node in source.statements():
-        names: Sequence[str] = ()
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names = [node.module or ""]
-        for library in {name.partition(".")[0] for name in names} & ONLY_IN.keys():
-            if not path.startswith(ONLY_IN[library]):
-                yield f"{source.at(node)}: imports {library} -> only {', '.join(ONLY_IN[library])}"
 
 
 def inheritance(sources: Sequence[Source]) -> Iterator[str]:
@@ -315,12 +264,9 @@ PRODUCT: tuple[Rule, ...] = (
     keyword_only,
     abstract_members,
     blind_except,
-    no_print,
-    todo_has_issue,
     one_public_class,
-    library_imports,
 )
 """Rules for rlhf_lightning/, algos/ and strategies/."""
 
-OTHERS: tuple[Rule, ...] = (file_length, function_length, blind_except, todo_has_issue)
+OTHERS: tuple[Rule, ...] = (file_length, function_length, blind_except)
 """Rules for tests, examples and benchmarks."""
