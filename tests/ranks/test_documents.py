@@ -1,4 +1,4 @@
-"""Every `rlhf` command of docs/ is one that the parser accepts; those of README.md are checked beside it."""
+"""Every `rlhf` command of README.md and docs/ is one that the parser accepts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from tests.unit.rlhf import Rlhf
 
 MISSING = "my_package"
 """A reader's own."""
-TYPED = sorted(
-    {line for file in ROOT.glob("docs/**/*.md") for line in commands(file) if line.startswith("rlhf ")}
-)
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
+TYPED = sorted({line for file in PAGES for line in commands(file) if line.startswith("rlhf ")})
 
 
 def test_there_are_commands() -> None:
@@ -32,7 +31,8 @@ def test_a_command_is_accepted(
     monkeypatch.chdir(tmp_path)
     if kind in ("fit", "validate", "predict"):
         code, out, err = rlhf.run(kind, *words, "--print_config")
-        assert (code == 0 and "class_path: " in out) or f"No module named {MISSING!r}" in err, err
+        says = "usage: rlhf" if "--help" in words else "class_path: "
+        assert (code == 0 and says in out) or f"No module named {MISSING!r}" in err, err
     elif kind == "export":
         assert f"checkpoint {words[0]!r} is not there" in rlhf.refused(kind, *words)
     elif kind == "calibrate":  # it would measure, or read a run
