@@ -14,7 +14,6 @@ from rlhf_lightning.controller import (
     DP,
     DP_METRIC,
     MICRO_DP,
-    ONE_TO_ALL,
     PP_ONLY,
     Batch,
     Inputs,
@@ -182,11 +181,6 @@ def test_plain_values_for_all_for_each_and_for_the_first() -> None:
 def test_all_to_all_refuses_anything_but_a_value_a_rank(wrong: object) -> None:
     with pytest.raises(ValueError, match=r"ALL_TO_ALL over 3 ranks.*not: \['number'\]"):
         echo_on(ParallelLayout(d=3)).each(number=wrong)  # type: ignore[arg-type]
-
-
-def test_one_to_all_reaches_every_rank_with_the_same_inputs() -> None:
-    inputs = Inputs(numbers(2), {"k": 1})
-    assert dict(ONE_TO_ALL.distribute(ParallelLayout(t=2), inputs)) == {0: inputs, 1: inputs}
 
 
 def test_a_protocol_of_a_user_splits_and_joins_its_own_way() -> None:
