@@ -39,13 +39,6 @@ def slow(x: Tensor, mask: Tensor, mode: str) -> float:
     return sum(each) / len(rows) / (HORIZON if mode.endswith("norm") else 1)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_against_python(mode: Aggregation, case: str, dtype: torch.dtype) -> None:
-    mask = mask_of(case)
-    x = noise(mask, 0, dtype=dtype)
-    close(aggregate(x, mask, mode, Counts.of(mask), horizon=HORIZON), slow(x, mask, mode))
-
-
 def test_by_hand() -> None:
     x = torch.tensor([[1.0, 2.0, 3.0], [5.0, 9.0, 9.0], [9.0, 9.0, 9.0]])
     mask = torch.tensor([[True, True, True], [True, False, False], [False, False, False]])

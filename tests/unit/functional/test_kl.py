@@ -13,21 +13,7 @@ from rlhf_lightning.functional import (
     kl_estimate,
     penalized_rewards,
 )
-from tests.unit.functional import slow
 from tests.unit.functional.cases import close, mask_of, noise, valid
-
-KINDS: tuple[KLKind, ...] = ("k1", "k2", "k3", "k1+", "k3+")
-
-
-def test_against_python(case: str, dtype: torch.dtype) -> None:
-    mask = mask_of(case)
-    log_probs, ref = noise(mask, 0, dtype=dtype), noise(mask, 1, dtype=dtype)
-    for kind in KINDS:
-        expected = torch.zeros(mask.shape)
-        for b in range(len(mask)):
-            for t in valid(mask, b):
-                expected[b, t] = slow.kl(float(log_probs[b, t]) - float(ref[b, t]), kind)
-        close(kl_estimate(log_probs, ref, kind, mask=mask), expected)
 
 
 def test_by_hand() -> None:

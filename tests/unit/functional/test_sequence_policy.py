@@ -1,41 +1,13 @@
 from __future__ import annotations
 
 import math
-import statistics
 
 import pytest
 import torch
 
 from rlhf_lightning.functional import Counts, PolicyLoss, SequencePolicyLoss
 from tests.unit.functional.cases import close, mask_of
-from tests.unit.functional.rows import batch_of, gradient, laid_out, one_advantage, tokens
-from tests.unit.functional.slow import limited
-
-LOW, HIGH = 0.3, 0.4
-
-
-def slow_row(row: list[tuple[float, ...]]) -> tuple[float, float]:
-    """GSPO eq. 5 of one response, negated, and its slope in each log-probability, times the length."""
-    if not row:
-        return 0.0, 0.0
-    s = math.exp(statistics.fmean(new - old for new, old, _ in row))
-    free, held = -row[0][2] * s, -row[0][2] * limited(s, 1 - LOW, 1 + HIGH)
-    return max(free, held), free if free >= held else 0.0
-
-
-def test_against_python(case: str, dtype: torch.dtype) -> None:
-    mask = mask_of(case)
-    outputs, rows = one_advantage(mask, dtype)
-    columns = tokens(mask, outputs["log_probs"], rows["log_probs"], rows["advantages"])
-    each, num = [slow_row(row) for row in columns], max(sum(map(bool, columns)), 1)
-    loss = SequencePolicyLoss(clip_low=LOW, clip_high=HIGH)
-    value, metrics = loss(outputs, rows, Counts.of(mask))
-    close(value, sum(x for x, _ in each) / num)
-    clipped = sum(len(row) for row, (_, slope) in zip(columns, each, strict=True) if row and not slope)
-    close(metrics["actor/clip_fraction"], clipped / max(int(mask.sum()), 1))
-    slopes = [[g / max(len(row), 1) / num] * len(row) for row, (_, g) in zip(columns, each, strict=True)]
-    if dtype == torch.float32:  # the gradient of a bfloat16 leaf is rounded
-        close(gradient(loss, outputs, rows), laid_out(mask, slopes))
+from tests.unit.functional.rows import batch_of, gradient
 
 
 def test_by_hand() -> None:
