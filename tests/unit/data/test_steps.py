@@ -10,7 +10,7 @@ import torch
 from rlhf_lightning.data import StepData
 from rlhf_lightning.data.tokenizer import load_tokenizer, token_texts
 from rlhf_lightning.rewards import step_ends
-from tests.unit.data.conftest import Writer, assert_resumes, batches, write_spacing
+from tests.unit.data.conftest import Writer, batches, write_spacing
 
 ROWS = (
     {"prompt": "a", "steps": ["xy", "z"], "labels": [1, 0.25]},
@@ -79,11 +79,6 @@ def test_a_step_begins_without_a_space_that_nobody_wrote(write_rows: Writer, tmp
 def test_long_solutions_are_dropped(write_rows: Writer) -> None:
     data = steps(write_rows(*ROWS), max_response_tokens=4, batch_size=1)
     assert [batch["rows"][0]["prompt"] for batch in batches(data)] == ["bc"]
-
-
-def test_going_on_in_mid_epoch(write_rows: Writer) -> None:
-    file = write_rows(*ROWS, *ROWS, ROWS[0])
-    assert_resumes(lambda: steps(file, shuffle=True), stops=range(6))
 
 
 @pytest.mark.parametrize(

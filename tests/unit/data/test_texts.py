@@ -10,7 +10,7 @@ from tokenizers.processors import TemplateProcessing
 from rlhf_lightning.data import TextData
 from rlhf_lightning.data.sampler import HELD_OUT
 from tests.embedded_model import build_byte_tokenizer
-from tests.unit.data.conftest import Writer, assert_resumes, batches
+from tests.unit.data.conftest import Writer, batches
 
 
 def texts(file: Path, **options: object) -> TextData:
@@ -73,11 +73,6 @@ def test_tokens_that_the_tokenizer_adds(write_rows: Writer, tmp_path: Path) -> N
     file = write_rows(*documents("a", "b"))
     (batch,) = batches(texts(file, tokenizer=str(tmp_path / "tokenizer"), block_tokens=6, batch_size=1))
     assert batch["prompt_ids"].tolist() + batch["response_ids"].tolist() == [[257], [97, 258, 257, 98, 258]]
-
-
-def test_going_on_in_mid_epoch(write_rows: Writer) -> None:
-    file = write_rows(*documents("abcdefghijk", "lmnopqrst"))
-    assert_resumes(lambda: texts(file, shuffle=True), stops=range(6))
 
 
 def test_blocks_that_the_model_cannot_take(write_rows: Writer) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlhf_lightning.data import UnpairedData
-from tests.unit.data.conftest import Writer, assert_resumes, batches
+from tests.unit.data.conftest import Writer, batches
 
 ROWS = (
     {"prompt": "a", "response": "xy", "label": True},
@@ -50,11 +50,6 @@ def test_a_pair_is_two_rows(write_rows: Writer, caplog: pytest.LogCaptureFixture
     assert (data.batch_rows, len(data.train_rows)) == (3, 4)
     assert "1 of 3 rows dropped" in caplog.text
     assert "1 with the same response twice" in caplog.text
-
-
-def test_going_on_in_mid_epoch(write_rows: Writer) -> None:
-    file = write_rows(*ROWS, *ROWS, ROWS[0])
-    assert_resumes(lambda: unpaired(file, shuffle=True), stops=range(6))
 
 
 @pytest.mark.parametrize("label", ["yes", "true", 2, -1, 1.0, None, [True]])
