@@ -18,8 +18,8 @@ def rows_of(x: Tensor, mask: Tensor) -> Rows:
     return [[float(x[b, t]) for t in valid(mask, b)] for b in range(len(mask))]
 
 
-def kl(d: float, kind: str) -> float:
-    return {"k1": d, "k2": d * d / 2, "k3": min(math.exp(-d) - 1 + d, 10.0)}[kind.rstrip("+")]
+def k3(d: float) -> float:
+    return min(math.exp(-d) - 1 + d, 10.0)
 
 
 def gae(

@@ -4,12 +4,10 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from rlhf_lightning.functional import DPOLoss, PreferenceKind, preference_loss
-from tests.unit.functional.cases import close, valid
+from tests.unit.functional.cases import close
 from tests.unit.functional.offline import (
-    MASKS,
     batch_of,
     log_sigmoid,
     mask_of,
@@ -79,27 +77,6 @@ def test_by_hand() -> None:
     ):
         other = DPOLoss(kind=kind, beta=0.2, length_average=average)  # type: ignore[arg-type]
         close(other({"log_probs": log_probs}, rows, counts)[0], value)
-
-
-@pytest.mark.parametrize("case", MASKS)
-def test_against_python(case: str, dtype: torch.dtype) -> None:
-    mask = mask_of(case)
-    outputs, rows = batch_of(mask, dtype)
-
-    def sums(x: Tensor) -> list[float]:
-        return [sum(float(x[b, t]) for t in valid(mask, b)) for b in range(len(mask))]
-
-    new, ref = sums(outputs["log_probs"]), sums(rows["ref_log_probs"])
-    whole = [b for b in range(0, len(mask), 2) if valid(mask, b) and valid(mask, b + 1)]
-    h = [new[b] - ref[b] - new[b + 1] + ref[b + 1] for b in whole]
-    tokens = sum(len(valid(mask, b)) for b in whole)
-    sft = -sum(new[b] for b in whole) / max(tokens, 1)
-    each = [-0.9 * log_sigmoid(0.3 * x) - 0.1 * log_sigmoid(-0.3 * x) for x in h]
-    objective = DPOLoss(beta=0.3, label_smoothing=0.1, sft_coef=2.0)
-    loss, metrics = objective(outputs, rows, objective.count(rows))
-    close(loss, sum(each) / max(len(h), 1) + 2 * sft)
-    close(metrics["dpo/accuracy"], sum(x > 0 for x in h) / max(len(h), 1))
-    close(metrics["dpo/margin"], 0.3 * sum(h) / max(len(h), 1))
 
 
 @pytest.mark.parametrize(

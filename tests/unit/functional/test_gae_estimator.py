@@ -31,7 +31,7 @@ def test_against_python(case: str, dtype: torch.dtype) -> None:
     found = FULL(columns)
     names = ("scores", "log_probs", "ref_log_probs", "values")
     rows = list(zip(*(slow.rows_of(columns[name], mask) for name in names), strict=True))
-    kls = [[slow.kl(p - q, "k3") for p, q in zip(new, ref, strict=True)] for _, new, ref, _ in rows]
+    kls = [[slow.k3(p - q) for p, q in zip(new, ref, strict=True)] for _, new, ref, _ in rows]
     rewards, advantages, returns = [], [], []
     for b, (scores, _, _, units) in enumerate(rows):
         values = [v * 0.5 + 2.0 for v in units]

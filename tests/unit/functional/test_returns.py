@@ -4,12 +4,7 @@ import torch
 
 from rlhf_lightning.functional import discounted_returns, remax_advantages, remax_returns
 from rlhf_lightning.functional.returns import ReturnGap
-from tests.unit.functional import slow
-from tests.unit.functional.cases import close, mask_of, noise
-from tests.unit.functional.rows import laid_out
-from tests.unit.functional.slow import limited
-
-GAMMA = 0.9
+from tests.unit.functional.cases import close
 
 
 def test_by_hand() -> None:
@@ -34,24 +29,6 @@ def test_remax_by_hand() -> None:
     close(clipped, [[-5.1, -5.2, -5.3, 0.0]])
     rewards = torch.tensor([[-0.1, -0.2, 2.7, torch.inf]])
     close(remax_returns(rewards, torch.tensor([1.0]), mask), [[1.4, 1.5, 1.7, 0.0]])
-
-
-def test_remax_against_python(case: str, dtype: torch.dtype) -> None:
-    for gamma, clip in ((1.0, None), (GAMMA, 0.5), (0.0, 0.5)):
-        compare_remax(mask_of(case), dtype, gamma, clip)
-
-
-def compare_remax(mask: torch.Tensor, dtype: torch.dtype, gamma: float, clip: float | None) -> None:
-    margins = torch.tensor([1.0, -2.0, 0.3, 4.0]).to(dtype)
-    penalties, rewards = noise(mask, 0, dtype=dtype), noise(mask, 1, dtype=dtype)
-    official, verl = [], []
-    rows = zip(slow.rows_of(penalties, mask), slow.rows_of(rewards, mask), margins.tolist(), strict=True)
-    for row, received, margin in rows:
-        held = margin if clip is None else limited(margin, -clip, clip)
-        official.append([held * gamma ** (len(row) - t) - p for t, p in enumerate(row)])
-        verl.append([x - margin for x in slow.returns(received, gamma)])
-    close(remax_advantages(margins, penalties, mask, gamma=gamma, clip=clip), laid_out(mask, official))
-    close(remax_returns(rewards, margins, mask, gamma=gamma), laid_out(mask, verl))
 
 
 def test_no_rows() -> None:
