@@ -297,12 +297,13 @@ def test_one_side_alone_takes_any_number_of_devices() -> None:
             "actor has p=1 x t=2 = 2 ranks a replica, which does not divide 3",
         ),
         (
-            HybridEngine3D(parallel=Parallel3D(t=16)),
-            "t does not divide the 4 attention heads. Try train t=4",
+            HybridEngine3D(devices=16, parallel=Parallel3D(roles={"critic": Sizes(t=16)})),
+            "critic.path=embedded: layout (train t=16): t does not divide the 4 attention heads. "
+            "Try train t=4",
         ),
         (
             HybridEngine3D(parallel=Parallel3D(p=9)),
-            "p=9 stages of 1 chunks for 6 layers: a chunk would be empty. Try p=6",
+            "actor.path=embedded: p=9 stages of 1 chunks for 6 layers: a chunk would be empty. Try p=6",
         ),
         (
             HybridEngine3D(

@@ -34,6 +34,7 @@ from rlhf_lightning.engines.huggingface.source import (
 )
 from rlhf_lightning.engines.huggingface.tensor_plan import check_plan
 from rlhf_lightning.engines.packed.attention import ADVICE, try_first_layer, why_not_packed
+from rlhf_lightning.engines.train_config import naming_path
 from rlhf_lightning.extras import import_extra
 from rlhf_lightning.spec import ModelSpec
 
@@ -163,7 +164,9 @@ def check_tensor_parallel(spec: ModelSpec, head: Head, t: int) -> None:
         ValueError: they cannot; the message names numbers of ranks that can.
     """
     if t > 1:
-        check_plan(_meta_model(spec, head), t)
+        model = _meta_model(spec, head)
+        with naming_path(spec):
+            check_plan(model, t)
 
 
 def _known_config(spec: ModelSpec) -> PreTrainedConfig | None:

@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 from rlhf_lightning.engines.conversion import Conversion
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.huggingface.models import read_config
-from rlhf_lightning.engines.train_config import TrainConfig
+from rlhf_lightning.engines.train_config import TrainConfig, naming_path
 from rlhf_lightning.parallel import ParallelLayout, Sharding, even_stages
 from rlhf_lightning.parallel.sharding import indivisible
 from rlhf_lightning.spec import ModelSpec, why_not_megatron
@@ -44,7 +44,9 @@ class Megatron(TrainConfig):
 
     def check(self, spec: ModelSpec, head: Head, layout: ParallelLayout) -> None:
         """See `TrainConfig.check`."""
-        check_layout(read_config(spec), layout, head=head, settings=self)
+        config = read_config(spec)
+        with naming_path(spec):
+            check_layout(config, layout, head=head, settings=self)
 
     def allows(self, layout: ParallelLayout, layers: int) -> bool:
         """See `TrainConfig.allows`: one stage is not interleaved, and no run of layers is empty."""

@@ -15,7 +15,7 @@ from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.spec import LoRA
 from rlhf_lightning.strategies import Auto, Colocated, OpenRLHF
 from rlhf_lightning.usage import naming_role
-from rlhf_lightning.workers import Actor, Generator, Reward, Settings
+from rlhf_lightning.workers import Actor, Generator, Reference, Reward, Settings
 from tests.unit.engines import tiny
 
 SETTINGS = Settings(train=FSDP(tensor=2))
@@ -54,13 +54,15 @@ def test_a_number_of_devices_that_does_not_divide_is_refused(path: str) -> None:
 
 def test_a_model_that_cannot_be_divided_is_refused(path: str, tmp_path: Path) -> None:
     layout = ParallelLayout(t=4, d=1, generation=Generation())
-    with pytest.raises(
-        ValueError, match=r"tensor=4 for .*: 4 does not divide the 2 key-value heads. Try 1, 2"
-    ):
+    said = rf"^actor\.path={path}: .*tensor=4 for .*: 4 does not divide the 2 key-value heads. Try 1, 2"
+    with pytest.raises(ValueError, match=said), naming_role("actor"):
         Actor(path=path).check_layout(layout, Settings(train=FSDP(tensor=4)))
     GPT2Config(n_layer=1).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"'gpt2': transformers has no plan"):
         Actor(path=str(tmp_path)).check_layout(ParallelLayout(t=2), SETTINGS)
+    said = rf"^reference\.path={tmp_path}: model_type='gpt2': Megatron takes"
+    with pytest.raises(ValueError, match=said), naming_role("reference"):
+        Reference(path=str(tmp_path)).check_layout(layout, Settings(engine="megatron"))
 
 
 def test_adapters_on_divided_layers_are_refused(path: str) -> None:
