@@ -48,10 +48,7 @@ from rlhf_lightning.workers.placement_summary import log_placements
 )
 @options
 class Strategy(SingleDeviceStrategy):
-    """Owns placement, devices and checkpoints; a subclass says only which roles share devices.
-
-    Every subclass is made a keyword-only dataclass, so that its options need no constructor.
-    """
+    """Owns placement, devices and checkpoints; a subclass says only which roles share devices."""
 
     strategy_name = "rlhf"
     engine: ClassVar[Literal["fsdp", "megatron", "zero"] | None] = None
@@ -241,8 +238,7 @@ class Strategy(SingleDeviceStrategy):
         return [dataclasses.replace(pool, roles=names) for pool, names in kept if names]
 
     def _launch(self, roles: Mapping[str, Role]) -> None:
-        placements = self.start(roles)
-        transport = cast(Transport, self.transport)
+        placements, transport = self.start(roles), cast(Transport, self.transport)
         self.workers = {n: WorkerGroup(n, transport, p.layout, p.devices) for n, p in placements.items()}
         callers = data_checks.refusing_draws(self.algorithm, self.callers(self.workers))
         self._handles = {name: roles[name].bound(caller) for name, caller in callers.items()}
@@ -309,7 +305,11 @@ class Strategy(SingleDeviceStrategy):
         self.drain()
 
     on_train_start = on_predict_end  # calls of the algorithm's `on_train_start` are no part of an iteration
-    on_exception = staticmethod(stepping.advise)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Release the devices: Lightning would not, where a logger fails as it ends, as on a full disk."""
+        stepping.advise(exception)
+        self.teardown()
 
     def teardown(self) -> None:
         """Release the devices, also after a failure; the roles become plain descriptions again."""

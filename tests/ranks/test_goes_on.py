@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
 from rlhf_lightning.algos import GRPO, SafeRLHF
@@ -171,3 +174,21 @@ def test_who_goes_on_knows_what_the_checkpoint_does(tmp_path: Path) -> None:
         again = trainer(Local(), tmp_path, steps=2, callbacks=[begins])
         again.fit(goes_on, datamodule=data, ckpt_path=own.path)
         assert not differ(begins.known, learned)
+
+
+class Full(CSVLogger):
+    """On a disk that is full."""
+
+    def save(self) -> None:
+        """Fail."""
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_logger_that_fails_once_more_as_it_ends_leaves_no_devices(tmp_path: Path) -> None:
+    run = trainer(Local(), tmp_path, logger=Full(tmp_path), log_every_n_steps=1)
+    algorithm, data = grpo(), TaskData(batch_size=2, num_rows=2, num_val_rows=0)
+    with pytest.raises(OSError, match="No space left"):
+        run.fit(algorithm, datamodule=data)
+    assert isinstance(run.strategy, Local)
+    assert run.strategy.transport is None
+    trainer(Local(), tmp_path).fit(algorithm, datamodule=data)
