@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from rlhf_lightning.controller import CallReport
 from rlhf_lightning.output import check_output, leaves_files
 from rlhf_lightning.reporting import begins_anew
 from rlhf_lightning.trainer_checks import check_lightning
+
+logger = logging.getLogger(__name__)
 
 
 class Trace(Callback):
@@ -73,8 +76,11 @@ class Trace(Callback):
         self._write(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Write what was recorded."""
-        self._write(trainer)
+        """Write what was recorded; an error of that would take the place of the one that ended the run."""
+        try:
+            self._write(trainer)
+        except OSError as err:
+            logger.warning("%s: could not be written (%s).", self.path, err.strerror)
 
     def _write(self, trainer: Trainer) -> None:
         if self.calls and leaves_files(trainer):

@@ -108,3 +108,20 @@ def test_a_strategy_of_lightning_has_nothing_to_trace(tmp_path: Path) -> None:
     run = Trainer(accelerator="cpu", max_steps=1, logger=False, default_root_dir=tmp_path, callbacks=[trace])
     with pytest.raises(ValueError, match=r"^GRPO: .* SingleDeviceStrategy\. Type Trainer\(strategy="):
         run.fit(grpo(), datamodule=TaskData())
+
+
+class Fuller(Callback):
+    """Ends the run, and leaves no place for the trace."""
+
+    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
+        """Fail."""
+        (Path(trainer.default_root_dir) / "trace.json").mkdir()
+        raise KeyError("ended on purpose")
+
+
+def test_the_error_that_ended_a_run_is_told_where_the_trace_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(KeyError, match="ended on purpose"):
+        methods(tmp_path, GRPO, Trace(str(tmp_path / "trace.json")), Fuller(), fn="fit")
+    assert f"{tmp_path / 'trace.json'}: could not be written (Is a directory)." in caplog.messages
