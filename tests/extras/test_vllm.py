@@ -6,11 +6,12 @@ import gc
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from tensordict import TensorDict
+from transformers import Qwen2Config
 
 from rlhf_lightning.engines import (
     VLLM,
@@ -101,6 +102,22 @@ def test_log_probs_are_those_before_truncation(pair: Pair, tmp_path: Path, sampl
     out = pair(table(sequences), sampling)
     expected = generating.judged(generating.exported(pair.source, tmp_path), sequences, out, sampling)
     torch.testing.assert_close(out["log_probs"], expected, atol=EXACT, rtol=0)
+
+
+def test_longrope_has_its_short_factors_wherever_the_config_says_how_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
+    long: Any = {**rope, "rope_theta": 1e4, "original_max_position_embeddings": 32}
+    monkeypatch.setitem(generating.MODELS, "long", Qwen2Config(**generating._SIZES, rope_parameters=long))
+    pair, sampling = Pair(generating.write(tmp_path / "files", "long"), "vllm"), Sampling(max_new_tokens=9)
+    sequences = prompts([3, 22])
+    out = pair(table(sequences), sampling)
+    expected = generating.judged(generating.exported(pair.source, tmp_path), sequences, out, sampling)
+    torch.testing.assert_close(out["log_probs"], expected, atol=EXACT, rtol=0)
+    with pytest.raises(ValueError, match=r"prompt of 24 tokens .* exceed the 32 positions"):
+        pair(table(prompts([24])), sampling)
+    pair.engine.close()  # type: ignore[attr-defined]
 
 
 def test_truncation_leaves_the_likeliest(pair: Pair) -> None:

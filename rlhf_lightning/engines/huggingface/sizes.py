@@ -28,6 +28,11 @@ def max_positions(model: ModelSpec | PreTrainedConfig) -> int | None:
     return min(filter(None, found), default=None)
 
 
+def original_positions(model: ModelSpec | PreTrainedConfig) -> int | None:
+    """Positions of a model with LongRoPE for which its short factors hold; None of other models."""
+    return _original_length(_stated(model))
+
+
 def num_tokens(spec: ModelSpec) -> int | None:
     """Size of the vocabulary, according to config.json; None where it does not tell."""
     return _whole(_stated(spec).get("vocab_size"))
@@ -69,7 +74,7 @@ def _stated(model: ModelSpec | PreTrainedConfig) -> dict[str, object]:
 
 
 def _original_length(stated: dict[str, object]) -> int | None:
-    """Positions of a model with LongRoPE for which its short factors hold; None of other models."""
+    """See `original_positions`."""
     found = stated.get("rope_parameters") or stated.get("rope_scaling")
     rope = found if isinstance(found, dict) else {}
     kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]

@@ -23,6 +23,7 @@ from torch import Tensor
 from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.exchange import UnfitError, fitting
 from rlhf_lightning.engines.generation import GenerationEngine
+from rlhf_lightning.engines.huggingface.sizes import original_positions
 from rlhf_lightning.engines.huggingface.source import config_source
 from rlhf_lightning.engines.prompts import begun, read_prompts
 from rlhf_lightning.engines.training import WeightSource
@@ -220,9 +221,11 @@ class VLLMEngine(GenerationEngine):
         return f"The model has {positions} positions, and vLLM's cache holds no longer row: try {larger}."
 
     def _arguments(self) -> EngineArgs:
-        config = self._config
+        config, original = self._config, original_positions(self._spec)
         return EngineArgs(
             model=str(config_source(self._spec)),
+            # Elsewhere in the config vLLM does not see it, and takes the long factors for all rows.
+            hf_overrides={} if original is None else {"original_max_position_embeddings": original},
             dtype=self._spec.computes_in,
             skip_tokenizer_init=True,
             load_format="dummy",
