@@ -104,14 +104,21 @@ def test_log_probs_are_those_before_truncation(pair: Pair, tmp_path: Path, sampl
     torch.testing.assert_close(out["log_probs"], expected, atol=EXACT, rtol=0)
 
 
-def test_longrope_has_its_short_factors_wherever_the_config_says_how_long(
+def test_the_trained_model_answers_whatever_else_the_config_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """LongRoPE, whose original length stands where vLLM does not look, and the architecture of another."""
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
     long: Any = {**rope, "rope_theta": 1e4, "original_max_position_embeddings": 32}
     monkeypatch.setitem(generating.MODELS, "long", Qwen2Config(**generating._SIZES, rope_parameters=long))
-    pair, sampling = Pair(generating.write(tmp_path / "files", "long"), "vllm"), Sampling(max_new_tokens=9)
-    sequences = prompts([3, 22])
+    spec, sequences, sampling = (
+        generating.write(tmp_path / "files", "long"),
+        prompts([3, 22]),
+        Sampling(max_new_tokens=9),
+    )
+    file = tmp_path / "files" / "config.json"
+    file.write_text(file.read_text().replace("Qwen2ForCausalLM", "LlamaForCausalLM"))
+    pair = Pair(spec, "vllm")
     out = pair(table(sequences), sampling)
     expected = generating.judged(generating.exported(pair.source, tmp_path), sequences, out, sampling)
     torch.testing.assert_close(out["log_probs"], expected, atol=EXACT, rtol=0)

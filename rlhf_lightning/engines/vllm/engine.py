@@ -23,7 +23,6 @@ from torch import Tensor
 from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.exchange import UnfitError, fitting
 from rlhf_lightning.engines.generation import GenerationEngine
-from rlhf_lightning.engines.huggingface.sizes import original_positions
 from rlhf_lightning.engines.huggingface.source import config_source
 from rlhf_lightning.engines.prompts import begun, read_prompts
 from rlhf_lightning.engines.training import WeightSource
@@ -31,7 +30,7 @@ from rlhf_lightning.engines.vllm.config import VLLM
 from rlhf_lightning.engines.vllm.failure import failing, larger_cache
 from rlhf_lightning.engines.vllm.memory import release_pages
 from rlhf_lightning.engines.vllm.process import process_restored
-from rlhf_lightning.engines.vllm.weights import needed, weight_shapes
+from rlhf_lightning.engines.vllm.weights import as_trained, needed, weight_shapes
 from rlhf_lightning.parallel import Seat
 from rlhf_lightning.parallel.shares import shares
 from rlhf_lightning.spec import ModelSpec, Sampling
@@ -221,11 +220,10 @@ class VLLMEngine(GenerationEngine):
         return f"The model has {positions} positions, and vLLM's cache holds no longer row: try {larger}."
 
     def _arguments(self) -> EngineArgs:
-        config, original = self._config, original_positions(self._spec)
+        config = self._config
         return EngineArgs(
             model=str(config_source(self._spec)),
-            # Elsewhere in the config vLLM does not see it, and takes the long factors for all rows.
-            hf_overrides={} if original is None else {"original_max_position_embeddings": original},
+            hf_overrides=as_trained(self._spec),
             dtype=self._spec.computes_in,
             skip_tokenizer_init=True,
             load_format="dummy",

@@ -1,4 +1,4 @@
-"""What a model in vLLM must be given: vLLM says nothing where a weight is too large, or missing."""
+"""Which model vLLM makes, and what it must be given: it says nothing of a weight too large, or missing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,19 @@ import torch
 from torch import nn
 
 from rlhf_lightning.engines.huggingface.models import empty_model, read_config
+from rlhf_lightning.engines.huggingface.sizes import original_positions
 from rlhf_lightning.spec import ModelSpec
+
+
+def as_trained(model: ModelSpec) -> dict[str, object]:
+    """What vLLM is to read in config.json, so that it computes the model that transformers trains.
+
+    transformers chooses the class by `model_type`, and finds the original length of LongRoPE within
+    `rope_parameters` too; vLLM chooses by `architectures`, and would take the long factors for all rows.
+    """
+    known: dict[str, object] = {"architectures": [type(empty_model(read_config(model), "lm")).__name__]}
+    original = original_positions(model)
+    return known if original is None else known | {"original_max_position_embeddings": original}
 
 
 def weight_shapes(model: ModelSpec) -> dict[str, torch.Size]:
