@@ -27,12 +27,17 @@ _UNREAD: dict[str, object] = {
 }
 """Options that vLLM 0.32 does not read of one or another of these mixtures, and what it computes with."""
 _UNREAD_OF: dict[str, dict[str, object]] = {
-    "cohere": {"attention_bias": False},
-    "cohere2": {"attention_bias": False},
+    "cohere": {"attention_bias": False, "tie_word_embeddings": True},
+    "cohere2": {"attention_bias": False, "tie_word_embeddings": True},
     "ernie4_5": {"use_bias": False},
     "gemma": {"attention_bias": False},
-    "gpt2": {"scale_attn_weights": True},
+    "gpt2": {
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "reorder_and_upcast_attn": False,
+    },
     "olmoe": {"norm_topk_prob": False, "rms_norm_eps": 1e-5},
+    "qwen3": {"attention_bias": False},
 }
 """The same, of a family alone; biases of the files it drops without a word."""
 _ON_A_CPU = "`make setup-extras`, or what docs/vllm.md says"
