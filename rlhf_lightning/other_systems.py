@@ -88,6 +88,7 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "gradient_checkpointing gradient_checkpointing_enable enable_gradient_checkpointing": (
         _trained("gradient_checkpointing")
     ),
+    "trust_remote_code": "Models are of the classes that transformers has: leave it out.",
     "use_peft peft_config lora_r lora_rank ds.lora.rank": _trained("lora.rank"),
     "lora_alpha ds.lora.alpha": _trained("lora.alpha"),
     "lora_target_modules target_modules": _trained("lora.target_modules"),
@@ -100,9 +101,15 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "top_p": ("algo.actor.sampling.top_p",),
     "top_k": ("algo.actor.sampling.top_k",),
     "min_p": ("algo.actor.sampling.min_p",),
+    "stop_token_ids": ("algo.actor.sampling.stop_token_ids",),
     "stop_strings stop": ("algo.actor.sampling.stop_strings",),
     "generation_kwargs.*": "Type its options one by one, such as --algo.actor.sampling.min_p P.",
-    "repetition_penalty": "There is none: it changes what log-probabilities are of.",
+    "do_sample": "Answers are drawn: leave it out. Greedily is --algo.actor.sampling.temperature 0.",
+    "ignore_eos": "An answer ends at the end token: leave it out.",
+    (
+        "repetition_penalty presence_penalty frequency_penalty logit_bias min_tokens min_new_tokens "
+        "vllm_structured_outputs_regex"
+    ): "There is none: it changes what log-probabilities are of.",
     (
         "val_kwargs.* eval.temperature eval.top_p eval.max_new_tokens eval.n_samples_per_prompt "
         "eval_temperature eval_n_samples_per_prompt num_generations_eval"
@@ -261,11 +268,19 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "max_model_len vllm_max_model_length": ("strategy.settings.vllm.max_model_len",),
     "enforce_eager": ("strategy.settings.vllm.enforce_eager",),
     "enable_prefix_caching": ("strategy.settings.vllm.enable_prefix_caching",),
+    "free_cache_engine enable_sleep vllm_enable_sleep vllm_enable_sleep_mode enable_sleep_mode": (
+        "strategy.settings.vllm.sleep",
+    ),
+    (
+        "sync_backend vllm_sync_backend vllm_sync_with_ray vllm_model_impl vllm_server_host "
+        "vllm_server_base_url vllm_server_port vllm_server_timeout vllm_group_port load_format "
+        "layered_summon rollout.mode enable_chunked_prefill disable_log_stats"
+    ): "vLLM computes within the devices' processes, and weights go there by themselves: leave it out.",
     "zero_stage": ("strategy.settings.zero.stage",),
-    "param_offload optimizer_offload": ("strategy.offload",),
+    "param_offload optimizer_offload deepspeed_enable_sleep ds.enable_sleep": ("strategy.offload",),
     "adam_offload": ("strategy.settings.zero.offload_optimizer",),
     "colocate_all colocate_all_models vllm_mode": _SHARING,
-    "rollout.tensor_model_parallel_size vllm_tensor_parallel_size vllm.tensor_parallel_size": (
+    "rollout.tensor_model_parallel_size vllm_tensor_parallel_size tensor_parallel_size": (
         "With --strategy hybrid3d type --strategy.parallel.generate.t N. With FSDP and ZeRO a device "
         "generates with a whole model: leave it out."
     ),

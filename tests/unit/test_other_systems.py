@@ -190,6 +190,29 @@ def test_what_one_option_there_is_two_here_or_another_value_is_said() -> None:
     assert told("reward.clip_range", GRPO).startswith("Type --algo.reward.clip HIGH, one number: scores")
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("actor_rollout_ref.rollout.free_cache_engine", "Did you mean --strategy.settings.vllm.sleep?"),
+        ("vllm.enable_sleep", "Did you mean --strategy.settings.vllm.sleep?"),
+        ("vllm_enable_sleep_mode", "Did you mean --strategy.settings.vllm.sleep?"),
+        ("ds.enable_sleep", "Did you mean --strategy.offload?"),
+        ("deepspeed_enable_sleep", "Did you mean --strategy.offload?"),
+        ("vllm.sync_backend", "vLLM computes within the devices' processes, and weights go there by"),
+        ("vllm_server_host", "vLLM computes within the devices' processes, and weights go there by"),
+        ("actor_rollout_ref.rollout.mode", "vLLM computes within the devices' processes, and weights go"),
+        ("actor_rollout_ref.rollout.do_sample", "Answers are drawn: leave it out."),
+        ("actor_rollout_ref.rollout.ignore_eos", "An answer ends at the end token: leave it out."),
+        ("min_new_tokens", "There is none: it changes what log-probabilities are of."),
+        ("stop_token_ids", "Did you mean --algo.actor.sampling.stop_token_ids?"),
+        ("vllm.tensor_parallel_size", "With --strategy hybrid3d type --strategy.parallel.generate.t N."),
+        ("strategy.settings.vllm.tensor_parallel_size", "With --strategy hybrid3d type --strategy.parallel."),
+    ],
+)
+def test_options_of_what_generates_are_answered(option: str, said: str) -> None:
+    assert told(option, GRPO).startswith(said)
+
+
 def test_whoever_learns_every_answer_of_a_conversation_is_told_how() -> None:
     for option in ("assistant_only_loss", "multiturn"):
         assert told(option, SFT) == "Did you mean --data.every_answer?"
