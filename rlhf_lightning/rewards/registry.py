@@ -40,8 +40,12 @@ REWARDS: dict[str, RewardFunction] = {
     "repetition": repetition,
 }
 """Functions by short name."""
-_FOREIGN = ("completions", "completion_ids", "data_source", "solution_str", "ground_truth", "extra_info")
-"""Names of parameters of reward functions for TRL and verl, which are called in other ways."""
+_FOREIGN = (
+    *("completions", "completion_ids"),  # TRL
+    *("data_source", "solution_str", "ground_truth", "extra_info"),  # verl
+    "queries",  # OpenRLHF: prompt and response as one text, before prompts and labels
+)
+"""Names of parameters of reward functions for other systems, which are called in other ways."""
 _OTHERS = (
     f"Short names: {', '.join(REWARDS)}. A service has an address, such as http://127.0.0.1:8000/score. "
 )
@@ -105,7 +109,7 @@ def check_parameters(function: Callable[..., object], *, what: str, returns: str
         returns: what comes out, for messages.
 
     Raises:
-        ValueError: it does not take three lists by position, or its parameters are named as in TRL or verl.
+        ValueError: it does not take three lists by position, or its parameters are those of another system.
     """
     try:
         parameters = inspect.signature(function)

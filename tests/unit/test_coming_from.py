@@ -151,9 +151,17 @@ def of_trl(
     return [None if s == "?" else float(s == a) for s, a in zip(said, answer, strict=True)]
 
 
+def of_openrlhf(queries: list[str], prompts: list[str], labels: list[str], **kwargs: object) -> object:
+    """As a file named by `reward.remote_url` is written."""
+    answers = [query.removeprefix(prompt) for query, prompt in zip(queries, prompts, strict=True)]
+    scores = [2.0 * (said == label) for said, label in zip(answers, labels, strict=True)]
+    return {"rewards": torch.tensor(scores), "scores": torch.tensor(scores) / 2, "extra_logs": {}}
+
+
 @pytest.mark.parametrize(
     ("name", "module", "function", "scores"),
     [
+        ("of_openrlhf", "openrlhf_reward.reward_func", of_openrlhf, [2.0, 2.0, 0.0]),
         ("of_verl", "verl_reward.compute_score", of_verl, [1.0, 2.0, 0.0]),
         ("of_trl", "trl_reward.accuracy", of_trl, [1.0, 1.0, 0.0]),
     ],

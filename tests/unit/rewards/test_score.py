@@ -245,6 +245,7 @@ def test_unknown_function_lists_the_known(name: str, message: str) -> None:
         ("def f(prompts, completions, answer, **kwargs): ...", "where 'completions' is another system's"),
         ("def f(completions, **kwargs): ...", r"it takes \(completions, \*\*kwargs\)\. It is called with"),
         ("def f(data_source, solution_str, ground_truth, extra_info=None): ...", "where 'data_source' is"),
+        ("def f(queries, prompts, labels, **kwargs): return [1.0] * len(queries)", "where 'queries' is"),
         ("def f(prompts, responses): ...", r"\(prompts, responses, rows\) -> scores"),
         ("def f(): ...", r"row\['answer'\]"),
     ],
