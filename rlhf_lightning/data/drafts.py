@@ -115,7 +115,7 @@ def _asked(record: Record, form: Format, found: Mapping[str, tuple[list[dict[str
     answer, before = next(((name, turns) for name, (turns, _) in found.items()), ("", []))
     if before and (form.prompt_field in found or not record.has(form.prompt_field)):
         return before
-    prompt = record.take(form.prompt_field, option="prompt_field")
+    prompt = record.take(form.prompt_field, option="prompt_field", answers=found)
     if form.prompt_field in found and isinstance(prompt, str):
         raise ValueError(
             f"{record.where}: the field {form.prompt_field!r} holds a text, and is named for the prompt and "

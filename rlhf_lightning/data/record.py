@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, TypeGuard
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rlhf_lightning.data.rows import Row
 
 _NOTHING = object()
-_NAMES = {"response_field": ("completion", "messages")}
-"""Names of fields in data made for TRL, by option, that are spelt unlike those of this package."""
+_NAMES = {"response_field": ("completion", "messages", "output")}
+"""Names of fields in data made for other systems, by option, that are spelt unlike those of this package."""
 _LIST = re.compile(r"""\s*\[\s*\{(?=\s*(['"])(role|content)\1\s*:)(?=.*(['"])role\3\s*:).*\]\s*""", re.DOTALL)
 """A text that is a list of {role, content} messages, in JSON or as Python writes it."""
 _SHOWN = 60
@@ -33,12 +33,13 @@ class Record:
         """Whether the row has a field; `a.b` is the field b of the object that the field a holds."""
         return find(self.row, field, _NOTHING) is not _NOTHING
 
-    def take(self, field: str, *, option: str) -> object:
+    def take(self, field: str, *, option: str, answers: Collection[str] = ()) -> object:
         """The value of a field, whatever it is.
 
         Args:
             field: its name, as `has` reads it.
             option: what the user set to that name.
+            answers: fields that hold the answers, and so no prompt.
 
         Raises:
             ValueError: there is no such field; the message lists those there are.
@@ -48,9 +49,15 @@ class Record:
         guess = get_close_matches(field, self.row, n=1)
         guess = guess or [name for name in _NAMES.get(option, ()) if name in self.row]
         if not guess and option == "prompt_field":
-            guess = list(self.row)[:1]
+            guess = [name for name in self.row if name not in answers][:1]
         later = re.search(r", row (?!1$)\d+$", self.where)  # rows before it have the field
-        hint = f"Try --data.{option} {guess[0]}." if guess and not later else "Correct or remove the row."
+        hint = "Correct or remove the row."
+        if guess and not later:
+            hint = f"Try --data.{option} {guess[0]}."
+        elif option == "response_field" and "text" in self.row:
+            hint = "Whole texts are learned with --data textdata."
+        elif option == "prompt_field" and not later:
+            hint = "Write the prompt into a field of its own."
         known = ", ".join(self.row) or "none"
         raise ValueError(f"data.{option}={field}: {self.where} has no such field; it has: {known}. {hint}")
 

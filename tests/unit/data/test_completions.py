@@ -90,11 +90,17 @@ def test_row_without_a_response(write_rows: Writer) -> None:
         completion_data(write_rows({"prompt": "a", "response": 3}))
 
 
-@pytest.mark.parametrize("name", ["completion", "messages"])
+@pytest.mark.parametrize("name", ["completion", "messages", "output"])
 def test_names_of_trl_are_suggested(write_rows: Writer, name: str) -> None:
     """No spelling is near these, and they are what most published data has."""
     with pytest.raises(ValueError, match=rf"it has: prompt, {name}\. Try --data\.response_field {name}\."):
         completion_data(write_rows({"prompt": "a", name: "x"}))
+
+
+def test_data_of_texts_is_suggested(write_rows: Writer) -> None:
+    """As TRL's SFTTrainer learns them from the same field."""
+    with pytest.raises(ValueError, match=r"it has: text\. Whole texts are learned with --data textdata\.$"):
+        completion_data(write_rows({"text": "a"}))
 
 
 def test_a_conversation_brings_its_prompt_along(write_rows: Writer) -> None:

@@ -236,9 +236,13 @@ def test_a_row_without_a_rejected_answer(write_rows: Writer) -> None:
     assert refused(write_rows({"prompt": "a", "chosen": "b", "reject": "c"})).endswith(
         "it has: prompt, chosen, reject. Try --data.rejected_field reject."
     )
-    assert refused(write_rows({"chosen": "b", "rejected": "c"})).startswith(
-        "data.prompt_field=prompt: FILE, row 1 has no such field"
+    assert refused(write_rows({"chosen": "b", "rejected": "c"})) == (
+        "data.prompt_field=prompt: FILE, row 1 has no such field; it has: chosen, rejected. Write the prompt "
+        "into a field of its own."
     ), "these are no dialogues"
+    assert refused(write_rows({"chosen": "b", "rejected": "c", "asked": "a"})).endswith(
+        "it has: chosen, rejected, asked. Try --data.prompt_field asked."
+    ), "no answer is advised as the prompt"
     assert refused(write_rows(PAIRS[0], {"prompt": "a", "chosen": "b", "rejected": None})) == (
         "FILE, row 2: the field 'rejected' holds None (NoneType); a response is a text, or a list of "
         "{role, content} messages, the assistant's last."
