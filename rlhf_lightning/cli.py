@@ -40,6 +40,7 @@ from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.names import FOLDERS, class_path
 from rlhf_lightning.options import option_names
 from rlhf_lightning.output import check_output, leaves_files, whole
+from rlhf_lightning.recipe import option_errors
 from rlhf_lightning.spec import CHECKPOINT
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.usage import library_error, option_error, place_of
@@ -206,13 +207,11 @@ class CommandLine(LightningCLI):
                 raise ValueError(f"{lacking}. Choose from {known}.") from err
             words = args if isinstance(args, list) else []
             elsewhere = {f"trainer.{name}": said for name, said in DECIDED_BY_STRATEGY.items()}
-            for strategy in _chosen(words, "strategy").values():
-                if "devices" not in option_names(strategy):
-                    elsewhere["trainer.devices"] = (
-                        f"{strategy.__name__} has one: --strategy colocated --strategy.devices N."
-                    )
+            placed = _chosen(words, "strategy").values()
+            for name in [kind.__name__ for kind in placed if "devices" not in option_names(kind)]:
+                elsewhere["trainer.devices"] = f"{name} has one: --strategy colocated --strategy.devices N."
             owners = {"trainer": Trainer} | _chosen(words, "algo") | _chosen(words, "data")
-            raise ValueError(option_error(str(err), owners, elsewhere=elsewhere)) from err
+            raise ValueError(option_errors(str(err), owners, elsewhere=elsewhere)) from err
 
     def instantiate_classes(self) -> None:
         """Make the algorithm, the data and the trainer with its strategy.

@@ -1,0 +1,34 @@
+"""A recipe of another system typed as it is: each of its options on a line, with what to type here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+
+from rlhf_lightning.usage import option_error
+
+_HEAD = "unrecognized arguments: "
+"""What argparse says before the words that belong to no option."""
+_DASHES = "Options begin with two dashes. "
+_OPTION = re.compile(r"--[\w.-]+(=.*)?|\+*[\w.]+=.*")
+"""How an option begins, in the form of TRL and OpenRLHF or in that of verl; other words are its values."""
+
+
+def option_errors(message: str, owners: Mapping[str, type], *, elsewhere: Mapping[str, str]) -> str:
+    """An error of the parser: `option_error` of each option where it does not know several, a line for each.
+
+    Args:
+        message: of the error.
+        owners: as for `option_error`.
+        elsewhere: as for `option_error`.
+    """
+    words = message.removeprefix(_HEAD).split() if message.startswith(_HEAD) else []
+    starts = [place for place, word in enumerate(words) if _OPTION.fullmatch(word)]
+    if len(starts) < 2:
+        return option_error(message, owners, elsewhere=elsewhere)
+    typed = [" ".join(words[start:end]) for start, end in pairwise(sorted({0, *starts, len(words)}))]
+    told = [option_error(f"{_HEAD}{each}", owners, elsewhere=elsewhere) for each in typed]
+    dashes = f" {_DASHES.strip()}" * any(_DASHES in each for each in told)
+    lines = [each.removeprefix(_HEAD).replace(_DASHES, "") for each in told]
+    return "\n  ".join([f"{_HEAD}{len(lines)}.{dashes}", *lines])
