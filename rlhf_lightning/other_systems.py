@@ -38,6 +38,7 @@ _FOLLOWS = (
 )
 _EQUAL_SCORES = "Type --algo dapo: it leaves out groups with equal scores."
 _ONE_KL = f"Type --algo.policy_loss.kl_coef B and {KL_STAYS}"
+_NOTHING = "There is nothing to set: leave it out."
 _SHARING = "The strategy decides which models share devices: --strategy colocated, split or standalone."
 
 
@@ -79,10 +80,19 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "reward_model_path reward_pretrain reward.model_name_or_path reward_model.model.path": (
         "algo.reward.path",
     ),
-    "reward_funcs reward_weights remote_rm_url remote_url custom_reward_function.path": (
-        "algo.reward.functions",
+    "reward_funcs reward_weights remote_rm_url remote_url": ("algo.reward.functions",),
+    "custom_reward_function.path custom_reward_function.name": (
+        "Type --algo.reward.functions MODULE.NAME, a dotted path."
+    ),
+    "reward_manager": (
+        "Functions score answers, --algo.reward.functions NAME; what the manager dapo takes from long ones "
+        "is --algo.overlong.buffer N of --algo dapo."
     ),
     "missing_eos_penalty": ("algo.reward.truncated_penalty",),
+    "stop_properly_penalty_coef": (
+        "No score is scaled: --algo.reward.truncated_penalty P takes P from that of an answer that was cut "
+        "off."
+    ),
     "mask_truncated_completions": ("algo.mask_truncated",),
     "dtype torch_dtype param_dtype model_dtype bf16": _trained("dtype"),
     "gradient_checkpointing gradient_checkpointing_enable enable_gradient_checkpointing": (
@@ -165,13 +175,20 @@ _HERE: dict[str, tuple[str, ...] | str] = {
         "vllm_importance_sampling_cap vllm_importance_sampling_clip_max tis_imp_ratio_cap "
         "rollout_is_threshold rollout_correction.*"
     ): ("algo.policy_loss.correction.high",),
+    "is_correction_threshold vllm_is_truncated_threshold": (
+        "Type --algo.policy_loss.correction.low LOW --algo.policy_loss.correction.high HIGH."
+    ),
+    "is_correction_type vllm_is_correction_type": ("algo.policy_loss.correction.mode",),
     "importance_sampling_level": "The ratio is the algorithm's: --algo grpo (token), --algo gspo (sequence).",
     "environment_factory agent_func_path tools multi_turn.*": ("algo.actor.environment.function",),
     "reward.clip_range reward_clip_range": (
         "Type --algo.reward.clip HIGH, one number: scores stay within -HIGH and HIGH."
     ),
     "normalize_enable normalize_reward": ("algo.scaling.rewards",),
-    "filter_groups.* dynamic_filtering_enable dynamic_filtering": _EQUAL_SCORES,
+    (
+        "filter_groups.* dynamic_filtering_enable dynamic_filtering dynamic_filtering_range "
+        "dynamic_filtering_reward_range"
+    ): _EQUAL_SCORES,
     "overlong_buffer.penalty_factor overlong_buffer_cfg.penalty_factor overlong_penalty_factor": (
         "algo.overlong.factor",
     ),
@@ -246,6 +263,11 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "val_only": "Type rlhf validate in the place of rlhf fit.",
     "val_before_train eval_on_start": "Type --trainer.callbacks+=ValidateFirst.",
     "log_completions rollout_data_dir": "Type --trainer.callbacks+=Rollouts.",
+    "log_val_generations": "Type --trainer.callbacks+=SampleTable --trainer.callbacks.rows N.",
+    "tensorboard_dir use_tensorboard": (
+        "Type --trainer.logger TensorBoardLogger --trainer.logger.save_dir DIRECTORY."
+    ),
+    "save_hf save_hf_ckpt": "rlhf export CHECKPOINT OUT writes a Hugging Face directory: leave it out.",
     "seed": ("seed_everything",),
     "resume resume_mode resume_from_path resume_from_checkpoint load_checkpoint load_enable": (
         "Type --ckpt_path last, or the path of a checkpoint."
@@ -254,7 +276,9 @@ _HERE: dict[str, tuple[str, ...] | str] = {
         "gpus num_gpus n_gpus_per_node num_gpus_per_node num_processes actor_num_gpus_per_node "
         "critic_num_gpus_per_node ref_num_gpus_per_node reward_num_gpus_per_node"
     ): ("strategy.devices",),
-    "nnodes": "The nodes are those of the Ray cluster: --strategy.address HOST:PORT, or leave it out.",
+    "nnodes num_nodes": (
+        "The nodes are those of the Ray cluster: --strategy.address HOST:PORT, or leave it out."
+    ),
     "num_engines vllm_num_engines": (
         "Type --strategy openrlhf --strategy.generator_devices N, for devices that only generate. With "
         "--strategy colocated all of them do: leave it out."
@@ -284,6 +308,18 @@ _HERE: dict[str, tuple[str, ...] | str] = {
         "With --strategy hybrid3d type --strategy.parallel.generate.t N. With FSDP and ZeRO a device "
         "generates with a whole model: leave it out."
     ),
+    "ulysses_sequence_parallel_size ring_attn_size ring_attn_head_stride context_parallel_size": (
+        "Sequences are not divided: leave it out."
+    ),
+    "disable_dropout": "There is no dropout: leave it out.",
+    "trust_remote_code": "Code of a model's directory is not run: its family is one of transformers.",
+    "reward_model.enable": "A reward model is there where --algo.reward.path names one: leave it out.",
+    (
+        "enable_sleep vllm_enable_sleep deepspeed_enable_sleep free_cache_engine sync_backend "
+        "vllm_sync_backend load_format enable_chunked_prefill rollout.mode hybrid_engine attn_implementation "
+        "use_fused_kernels balance_batch log_prob_use_dynamic_bsz return_raw_chat use_reward_loop "
+        "dataset_num_proc filter_overlong_prompts_workers precompute_ref_log_probs"
+    ): _NOTHING,
     "tensor_model_parallel_size": ("strategy.parallel.t",),
     "pipeline_model_parallel_size": ("strategy.parallel.p",),
 }

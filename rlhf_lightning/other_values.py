@@ -73,6 +73,10 @@ _HERE: dict[str, dict[str, str]] = {
         "false": "Type --algo.scale none.",
         "batch": "There is none by the batch: --algo.scale has std, of the group, and none.",
     },
+    "is_correction_type vllm_is_correction_type mode": {
+        "tis": "Type --algo.policy_loss.correction.mode truncate.",
+        "icepop": "Type --algo.policy_loss.correction.mode mask.",
+    },
     "dtype torch_dtype param_dtype model_dtype bf16": {
         "bf16 true": _BFLOAT16,
         "fp32 false": "Models compute in float32 unless --algo.actor.dtype is typed: leave it out.",

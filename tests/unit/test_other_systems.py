@@ -96,6 +96,9 @@ def test_an_option_of_the_critic_stays_one(option: str, here: str) -> None:
         ("--bf16 true", "Type --algo.actor.dtype bfloat16."),
         ("critic.lr_scheduler=cosine_with_min_lr", "Type --algo.critic.optimizer.schedule cosine --algo.cri"),
         ("actor.strategy=fsdp2", "Type --strategy.settings.engine fsdp."),
+        ("--is_correction_type icepop", "Type --algo.policy_loss.correction.mode mask."),
+        ("reward_model.enable=True", "A reward model is there where --algo.reward.path names one: leave it"),
+        ("trainer.log_val_generations=9", "Type --trainer.callbacks+=SampleTable --trainer.callbacks.rows"),
         ("--lora_target_modules all-linear", "All linear layers have adapters unless it is typed: leave it "),
     ],
 )
@@ -188,6 +191,19 @@ def test_what_one_option_there_is_two_here_or_another_value_is_said() -> None:
         said = told(option, ReinforcePP)
         assert said.startswith("Type --algo.policy_loss.kl_coef B and --algo.reward_kl_coef 0: the KL in the")
     assert told("reward.clip_range", GRPO).startswith("Type --algo.reward.clip HIGH, one number: scores")
+    assert told("is_correction_threshold", GRPO) == (
+        "Type --algo.policy_loss.correction.low LOW --algo.policy_loss.correction.high HIGH."
+    )
+    assert told("reward.stop_properly_penalty_coef", PPO).startswith("No score is scaled: --algo.reward.")
+    assert told("algo.dynamic_filtering_range", GRPO).startswith("Type --algo dapo: it leaves out groups")
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["actor.ulysses_sequence_parallel_size", "ds.enable_sleep", "data.return_raw_chat", "disable_dropout"],
+)
+def test_what_needs_no_option_is_left_out(option: str) -> None:
+    assert told(option, GRPO).endswith(": leave it out.")
 
 
 @pytest.mark.parametrize(
@@ -301,6 +317,7 @@ def test_a_limit_of_prompt_and_answer_is_two() -> None:
         ("rollout.max_num_seqs", GRPO, "strategy.settings.vllm.max_num_seqs"),
         ("tis_imp_ratio_cap", GRPO, "algo.policy_loss.correction.high"),
         ("ckpt.path", GRPO, "trainer.default_root_dir"),
+        ("algo.advantage.is_correction_type", GRPO, "algo.policy_loss.correction.mode"),
     ],
 )
 def test_names_of_other_versions_and_of_single_parts(option: str, algo: type, here: str) -> None:
