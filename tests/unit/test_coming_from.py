@@ -30,6 +30,7 @@ from rlhf_lightning.algos import (
 )
 from rlhf_lightning.data import CompletionData, PromptData
 from rlhf_lightning.engines.optimizer import adamw
+from rlhf_lightning.functional import OffPolicyCorrection
 from rlhf_lightning.names import FOLDERS, choices
 from rlhf_lightning.options import option_paths
 from rlhf_lightning.rewards import RewardSpec, score
@@ -121,6 +122,13 @@ def test_defaults_that_differ_from_those_of_others_are_documented() -> None:
     assert f"SimPO** has `beta` {SimPO().loss.beta} and `gamma` {SimPO().loss.gamma} (TRL" in said
     assert f"`betas` 0.9, 0.95 (here {grpo.actor.optimizer.betas[1]})" in said
     assert f"LoRA's alpha 16 (here {LoRA(rank=8).alpha:.0f})" in said
+    assert not LoRA(rank=8).target_modules
+    assert "**LoRA** has adapters in all linear layers" in said
+    assert ppo.critic.optimizer.lr == 1e-5
+    assert "The critic has a rate of its own, 1e-5 as in verl" in said
+    correction = OffPolicyCorrection()
+    assert (correction.low, correction.high, correction.mode) != (0.5, 5.0, "truncate")
+    assert "correction.low 0.5 --algo.policy_loss.correction.high 5` (its" in COMING
     assert {SFT().actor.optimizer.lr, RewardModel().reward.optimizer.lr} == {1e-5}
     assert grpo.actor.optimizer.schedule == "constant"
     assert f"`{DEFAULT}`" in said
