@@ -312,13 +312,11 @@ _HERE: dict[str, tuple[str, ...] | str] = {
         "Sequences are not divided: leave it out."
     ),
     "disable_dropout": "There is no dropout: leave it out.",
-    "trust_remote_code": "Code of a model's directory is not run: its family is one of transformers.",
     "reward_model.enable": "A reward model is there where --algo.reward.path names one: leave it out.",
     (
-        "enable_sleep vllm_enable_sleep deepspeed_enable_sleep free_cache_engine sync_backend "
-        "vllm_sync_backend load_format enable_chunked_prefill rollout.mode hybrid_engine attn_implementation "
-        "use_fused_kernels balance_batch log_prob_use_dynamic_bsz return_raw_chat use_reward_loop "
-        "dataset_num_proc filter_overlong_prompts_workers precompute_ref_log_probs"
+        "hybrid_engine attn_implementation use_fused_kernels balance_batch log_prob_use_dynamic_bsz "
+        "return_raw_chat use_reward_loop dataset_num_proc filter_overlong_prompts_workers "
+        "precompute_ref_log_probs"
     ): _NOTHING,
     "tensor_model_parallel_size": ("strategy.parallel.t",),
     "pipeline_model_parallel_size": ("strategy.parallel.p",),

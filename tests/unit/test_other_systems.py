@@ -25,12 +25,17 @@ from rlhf_lightning.algos import (
 from rlhf_lightning.data import PreferenceData, PromptData
 from rlhf_lightning.names import FOLDERS, choices
 from rlhf_lightning.options import option_paths
-from rlhf_lightning.other_systems import known_elsewhere
+from rlhf_lightning.other_systems import _HERE, OTHERS, known_elsewhere
 from rlhf_lightning.other_values import VALUES
 from rlhf_lightning.usage import option_error
 
 ACTORS = "algo.actor.sampling.max_new_tokens"
 GREEDY = "Held-out prompts are answered greedily. To draw N answers to each as well, type --trainer."
+
+
+def test_a_name_has_one_answer() -> None:
+    """Of two lines with one name the first would never be read."""
+    assert sum(len(names.split()) for names in _HERE) == len(OTHERS)
 
 
 def told(option: str, algo: type) -> str:
