@@ -205,7 +205,12 @@ def test_what_one_option_there_is_two_here_or_another_value_is_said() -> None:
 
 @pytest.mark.parametrize(
     "option",
-    ["actor.ulysses_sequence_parallel_size", "ds.enable_sleep", "data.return_raw_chat", "disable_dropout"],
+    [
+        "actor.ulysses_sequence_parallel_size",
+        "actor_rollout_ref.hybrid_engine",
+        "data.return_raw_chat",
+        "disable_dropout",
+    ],
 )
 def test_what_needs_no_option_is_left_out(option: str) -> None:
     assert told(option, GRPO).endswith(": leave it out.")
