@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import cast
 
 import pytest
 import torch
@@ -43,16 +43,6 @@ def test_gae_gap_by_hand() -> None:
     close(gae(rewards, values, mask, gamma=0.9, lam=0.5)[0], [[0.265, 0.0, 0.3]])
     # with a step at 0 in between, A1 = 0.9 * 0.7 + 0.45 * 0.3 (not returned) and A0 = 0 - 0.5 + 0.45 * A1
     close(gae(rewards, values, mask, gamma=0.9, lam=0.5, gap="zero")[0], [[-0.15575, 0.0, 0.3]])
-
-
-@pytest.mark.parametrize("gap", ["carry", "zero"])
-def test_right_padding_does_not_matter(gap: Literal["carry", "zero"]) -> None:
-    full = torch.ones(2, 3, dtype=torch.bool)
-    padded = torch.tensor([[1, 1, 1, 0, 0]] * 2, dtype=torch.bool)
-    rewards, values = noise(padded, 0), noise(padded, 1)
-    long = gae(rewards, values, padded, gamma=GAMMA, lam=LAM, gap=gap)[0]
-    short = gae(rewards[:, :3], values[:, :3], full, gamma=GAMMA, lam=LAM, gap=gap)[0]
-    assert torch.equal(long[:, :3], short)
 
 
 def test_bootstrap_starts_from_the_last_value(case: str) -> None:

@@ -148,13 +148,3 @@ def test_responses_that_were_cut_off_go_on(bootstrap: bool) -> None:
     last = -0.5 if bootstrap else -1.0
     close(found["advantages"], [[-0.5, last], [-0.5, -1.0], [-1.0, 0.0]])
     close(found["rewards"], zero)
-
-
-def test_gap_is_handed_on() -> None:
-    mask = torch.tensor([[True, False, True]])
-    zero = torch.zeros(1, 3)
-    rows = {"response_mask": mask, "log_probs": zero, "ref_log_probs": zero, "values": zero}
-    rows["scores"] = torch.tensor([[0.0, 0.0, 1.0]])
-    for gap, first in (("carry", 0.5), ("zero", 0.25)):
-        found = GAEEstimator(gamma=0.5, lam=1.0, whiten=False, gap=gap)(rows)  # type: ignore[arg-type]
-        close(found["advantages"], [[first, 0.0, 1.0]])

@@ -73,13 +73,3 @@ def test_by_hand() -> None:
     scale = 1 / math.sqrt(16 / 3)  # 2, 2 and -2 about 2 / 3
     expected = [[4 / 3 * scale, 4 / 3 * scale], [-8 / 3 * scale, 0.0]]
     close(ReturnEstimator(credit="outcome", group_size=2)(rows)["advantages"], expected)
-
-
-def test_gap_is_handed_on() -> None:
-    mask = torch.tensor([[True, False, True]])
-    rows = {"response_mask": mask, "scores": torch.tensor([[0.0, 5.0, 1.0]])}
-    found = {
-        gap: ReturnEstimator(gamma=0.5, whiten=False, gap=gap)(rows)["advantages"].tolist()
-        for gap in ("carry", "zero", "forget")
-    }
-    assert found == {"carry": [[0.5, 0.0, 1.0]], "zero": [[0.25, 0.0, 1.0]], "forget": [[0.0, 0.0, 1.0]]}
