@@ -26,7 +26,7 @@ from rlhf_lightning.controller import (
 from rlhf_lightning.controller.block import Block
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.in_process import InProcessTransport
-from rlhf_lightning.controller.transfer import Outputs, RankInputs
+from rlhf_lightning.controller.transfer import Outputs, RankInputs, Transfer
 from rlhf_lightning.controller.transport import Future
 from rlhf_lightning.parallel import Generation, ParallelLayout, World
 from rlhf_lightning.parallel.layout import Order
@@ -102,6 +102,22 @@ def test_dp_gives_all_ranks_of_a_replica_the_same_rows() -> None:
         sizes[layout.coordinate(rank).d].add(len(inputs.batch))
     assert sizes == {0: {2}, 1: {2}, 2: {3}}
     assert len(shards) == 12
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """An argument that compares neighbours."""
+
+    columns: tuple[str, ...] = ("x",)
+    rows_together: int = 2
+
+
+@pytest.mark.parametrize("transfer", [DP, DP_METRIC, MICRO_DP])
+def test_rows_that_an_argument_compares_stay_on_one_rank(transfer: Transfer) -> None:
+    layout = ParallelLayout(d=4)
+    for by, sizes in ((Pairs(), [2, 2, 2, 4]), (Pairs(rows_together=1), [2, 3, 2, 3])):
+        shares = transfer.distribute(layout, Inputs(numbers(10), {"by": by}))
+        assert sorted(len(share.batch) for share in shares.values()) == sorted(sizes)
 
 
 @pytest.mark.parametrize("layout", [ParallelLayout(d=3), ParallelLayout(p=2, t=2, d=2), ParallelLayout(t=2)])
