@@ -15,7 +15,8 @@ _MICRO_BATCHES = (
 )
 _HELD_OUT = (
     "Held-out prompts are answered greedily. To draw N answers to each as well, type "
-    "--trainer.callbacks+=SampledValidation --trainer.callbacks.samples N."
+    "--trainer.callbacks+=SampledValidation --trainer.callbacks.samples N, and where they are not drawn as "
+    "in training --trainer.callbacks.temperature T --trainer.callbacks.top_p P."
 )
 _GENERATED = "An iteration answers --data.batch_size prompts, each --algo.group_size times."
 _BOTH_SIDES = (

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.data_checks import check_validates
 from rlhf_lightning.functional import expected_best, masked_sum
+from rlhf_lightning.spec import Sampling
 from rlhf_lightning.workers import Reward
 
 
@@ -20,21 +23,36 @@ class SampledValidation(Callback):
     of the greedy answer.
 
     Raises:
-        ValueError: fewer than two answers.
+        ValueError: fewer than two answers, or ones that are all the same.
     """
 
-    def __init__(self, samples: int = 8) -> None:
-        """Say how many answers.
+    def __init__(
+        self, samples: int = 8, *, temperature: float | None = None, top_p: float | None = None
+    ) -> None:
+        """Say how many answers, and how they are drawn.
 
         Args:
             samples: n, answers to each prompt.
+            temperature: of these answers; None is that of `actor.sampling`.
+            top_p: of these answers; None is that of `actor.sampling`.
         """
         super().__init__()
         if samples < 2:
             raise ValueError(
                 f"SampledValidation(samples={samples}): a mean over draws has at least 2 of them. Try 8."
             )
-        self.samples = samples
+        if temperature is not None and temperature <= 0:
+            raise ValueError(
+                f"SampledValidation(temperature={temperature}): the answers to a prompt would be the same. "
+                "Try 0.6, or leave it out."
+            )
+        self.samples, self.temperature, self.top_p = samples, temperature, top_p
+        self.drawn_by(Sampling())  # refuses what is outside its range
+
+    def drawn_by(self, own: Sampling) -> Sampling:
+        """How the answers are drawn, by what the actor's own sampling says and the options of this class."""
+        temperature = own.temperature if self.temperature is None else self.temperature
+        return replace(own, temperature=temperature, top_p=own.top_p if self.top_p is None else self.top_p)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuse what cannot work, before any worker starts.
@@ -63,7 +81,11 @@ class SampledValidation(Callback):
         if trainer.sanity_checking:
             return
         rows = pl_module.answers_to(Batch.of(batch), self.samples)
-        rows |= pl_module.main_actor.generate_sequences(rows)
+        actor = pl_module.main_actor
+        if (sampling := self.drawn_by(actor.sampling)) == actor.sampling:
+            rows |= actor.generate_sequences(rows)
+        else:
+            rows |= actor.generate_sequences(rows, sampling=sampling)
         rows |= pl_module.main_reward.compute_reward(rows)
         scores = masked_sum(rows["scores"], rows["response_mask"], dim=1).unflatten(0, (-1, self.samples))
         found = {f"val/mean@{self.samples}": scores.mean()}

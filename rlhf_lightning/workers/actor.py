@@ -84,7 +84,12 @@ class Actor(Role):
         returns=ANSWERS,
     )
     def generate_sequences(
-        self, rows: TensorDict, *, greedy: bool = False, environment: Environment | None = None
+        self,
+        rows: TensorDict,
+        *,
+        greedy: bool = False,
+        environment: Environment | None = None,
+        sampling: Sampling | None = None,
     ) -> TensorDict:
         """Answer every prompt.
 
@@ -93,6 +98,8 @@ class Actor(Role):
             greedy: take the likeliest token instead of a draw.
             environment: replies to the actor, which then continues; it also reads the column `rows`, the raw
                 rows. By default the actor's own.
+            sampling: how to draw; by default the actor's own. Calls that read the answers take its
+                temperature.
 
         Returns:
             response_ids [B, R] int64, response_mask [B, R] bool, log_probs and rollout_log_probs [B, R]
@@ -100,7 +107,24 @@ class Actor(Role):
             truncated_mask [B, R] bool, the tokens of such responses; row_turns [B] int64, the actor's turns.
             R = sampling.max_new_tokens. The masks are False at tokens of the environment.
         """
-        return self.answer(rows, greedy=greedy, environment=environment)
+        return self.drawing_by(sampling).answer(rows, greedy=greedy, environment=environment)
+
+    def drawing_by(self, sampling: Sampling | None) -> Self:
+        """The same actor on the same worker with another `sampling`, of answers that are no longer.
+
+        Raises:
+            ValueError: they are longer.
+        """
+        if sampling is None:
+            return self
+        if sampling.max_new_tokens > (most := self.sampling.max_new_tokens):
+            raise ValueError(
+                f"generate_sequences(sampling): max_new_tokens={sampling.max_new_tokens}, and the actor has "
+                f"room for answers of {most} tokens. Give actor.sampling.max_new_tokens the larger number."
+            )
+        found = replace(self, sampling=sampling)
+        vars(found)["binding"] = self.binding
+        return found
 
     def answer(self, rows: TensorDict, *, greedy: bool, environment: Environment | None = None) -> TensorDict:
         """`generate_sequences` on a worker, not registered: `Generator` calls it on its own workers."""

@@ -133,27 +133,36 @@ class Generator(Role):
 
     @register(transfer=MICRO_DP, reads=(*PROMPTS, "row_ids"), returns=ANSWERS)
     def generate_sequences(
-        self, rows: TensorDict, *, greedy: bool = False, environment: Environment | None = None
+        self,
+        rows: TensorDict,
+        *,
+        greedy: bool = False,
+        environment: Environment | None = None,
+        sampling: Sampling | None = None,
     ) -> TensorDict:
         """See `Actor.generate_sequences`."""
-        return self.actor.answer(rows, greedy=greedy, environment=environment)
+        return self.actor.drawing_by(sampling).answer(rows, greedy=greedy, environment=environment)
 
     @register(transfer=MICRO_DP, reads=(*PROMPTS, "row_ids", NUMBERS), returns=())
-    def start_sequences(self, rows: TensorDict, *, parts: int, greedy: bool = False) -> TensorDict:
+    def start_sequences(
+        self, rows: TensorDict, *, parts: int, greedy: bool = False, sampling: Sampling | None = None
+    ) -> TensorDict:
         """Begin to answer every prompt; `next_sequences` returns the answers.
 
         Args:
             rows: as for `generate_sequences`, and row_numbers [B] int64.
             parts: how many times `next_sequences` will be called.
             greedy: as for `generate_sequences`.
+            sampling: as for `generate_sequences`.
         """
-        self.underway.begin(self._finished(rows, self.actor.sampling_for(greedy=greedy), parts), parts=parts)
+        actor = self.actor.drawing_by(sampling)
+        self.underway.begin(self._finished(actor, rows, greedy=greedy, parts=parts), parts=parts)
         return TensorDict({}, batch_size=rows.batch_size)
 
-    def _finished(self, rows: TensorDict, sampling: Sampling, parts: int) -> Iterator[TensorDict]:
-        engine, seed = self.actor.generator, self.actor.seed or 0
-        for which, drawn in engine.finished(rows, sampling=sampling, seed=seed, parts=parts):
-            answers = self.actor.completed(drawn)
+    def _finished(self, actor: Actor, rows: TensorDict, *, greedy: bool, parts: int) -> Iterator[TensorDict]:
+        sampling, seed = actor.sampling_for(greedy=greedy), actor.seed or 0
+        for which, drawn in actor.generator.finished(rows, sampling=sampling, seed=seed, parts=parts):
+            answers = actor.completed(drawn)
             answers[NUMBERS] = rows[NUMBERS][which]
             yield answers
 

@@ -88,9 +88,25 @@ def test_it_logs_what_the_reward_says(tmp_path: Path) -> None:
     assert all(torch.equal(weight, sampled.found[name]) for name, weight in plain.found.items())
 
 
+@pytest.mark.parametrize("options", [{"temperature": 1e-6}, {"top_p": 1e-6}])
+def test_answers_of_a_validation_may_be_drawn_otherwise(tmp_path: Path, options: dict[str, float]) -> None:
+    """As good as greedily here, while the run draws at temperature 1."""
+    CALLS.clear()
+    metrics = validated(tmp_path, SampledValidation(4, **options)).callback_metrics
+    drawn = [call for call in CALLS if len(call) in (16, 8)][-2:]
+    assert all(len(set(call[n : n + 4])) == 1 for call in drawn for n in range(0, len(call), 4))
+    assert float(metrics["val/mean@4"]) == pytest.approx(float(metrics["val/reward"]))
+
+
 def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"SampledValidation\(samples=1\)"):
         SampledValidation(1)
+    with pytest.raises(
+        ValueError, match=r"SampledValidation\(temperature=0\): the answers to a prompt would"
+    ):
+        SampledValidation(temperature=0)
+    with pytest.raises(ValueError, match=r"top_p=2: must lie in \(0, 1\]"):
+        SampledValidation(top_p=2)
     with pytest.raises(ValueError, match="limit_val_batches=0 nothing is ever validated"):
         validated(tmp_path, SampledValidation(), limit_val_batches=0)
     trainer = pl.Trainer(strategy=Local(), callbacks=[SampledValidation()], logger=False, max_steps=1)

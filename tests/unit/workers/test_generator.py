@@ -197,22 +197,39 @@ def on(prompts: list[str], responses: list[str], rows: list[dict[str, object]]) 
     return ["<user>on"] * len(prompts)
 
 
-@pytest.mark.parametrize("how", [{}, {"greedy": True}, {"environment": Environment(function=on)}])
+OTHERWISE = Sampling(max_new_tokens=5, temperature=0.3)
+"""How the answers of one call are drawn, and no others."""
+
+
+def test_one_call_draws_otherwise() -> None:
+    """By what it is given, on the same engine, and the calls after it by the actor's own again."""
+    rows, (actor, _) = prompts(4), both()
+    before = actor.generate_sequences(rows)
+    found = actor.generate_sequences(rows, sampling=OTHERWISE)
+    alone = built(Actor(path=EMBEDDED, seed=3, sampling=OTHERWISE)).generate_sequences(rows)
+    for name in ("response_ids", "log_probs", "row_truncated"):
+        assert torch.equal(found[name], alone[name])
+        assert torch.equal(actor.generate_sequences(rows)[name], before[name])
+    with pytest.raises(ValueError, match=r"max_new_tokens=21, and the actor has room for answers of 20 tok"):
+        actor.generate_sequences(rows, sampling=Sampling(max_new_tokens=21))
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"greedy": True}, {"environment": Environment(function=on)}, {"sampling": OTHERWISE}]
+)
 def test_a_copy_answers_as_its_actor(how: dict[str, Any]) -> None:
     rows, (actor, copy) = prompts(4), both()
     wanted, found = (role.generate_sequences(rows, **how)["response_ids"] for role in (actor, copy))
     assert torch.equal(found, wanted)
 
 
-@pytest.mark.parametrize("greedy", [False, True])
-def test_a_copy_answers_as_its_actor_in_parts(*, greedy: bool) -> None:
+@pytest.mark.parametrize("how", [{}, {"greedy": True}, {"sampling": OTHERWISE}])
+def test_a_copy_answers_as_its_actor_in_parts(how: dict[str, Any]) -> None:
     rows, (actor, copy) = prompts(4), both()
-    copy.start_sequences(rows, parts=2, greedy=greedy)
+    copy.start_sequences(rows, parts=2, **how)
     parts = [copy.next_sequences(rows[:2]) for _ in range(2)]
     numbers, found = (torch.cat([part[name] for part in parts]) for name in (NUMBERS, "response_ids"))
-    assert torch.equal(
-        found[numbers.argsort()], actor.generate_sequences(rows, greedy=greedy)["response_ids"]
-    )
+    assert torch.equal(found[numbers.argsort()], actor.generate_sequences(rows, **how)["response_ids"])
 
 
 def test_a_copy_goes_on_as_its_actor_would() -> None:
