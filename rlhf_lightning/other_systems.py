@@ -201,7 +201,10 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "center_rewards_coefficient": ("algo.loss.centering",),
     "label_smoothing": ("algo.loss.label_smoothing",),
     "loss_weights rpo_alpha cpo_alpha nll_loss_coef": ("algo.loss.sft_coef",),
-    "ipo": "Type --algo.loss.kind ipo.",
+    "ipo ipo_enable": (  # OpenRLHF's, which sums
+        "Type --algo.loss.kind ipo --algo.loss.length_average false: there log-ratios are summed over tokens."
+    ),
+    "margin_loss margin_loss_enable": "Type --algo.loss.margin true --data.margin_field margin.",
     "simpo_gamma": ("algo.loss.gamma",),
     "desirable_weight desirable_loss_weight": ("algo.loss.desirable_weight",),
     "undesirable_weight undesirable_loss_weight": ("algo.loss.undesirable_weight",),

@@ -28,7 +28,7 @@ from rlhf_lightning.algos import (
     RewardModel,
     SimPO,
 )
-from rlhf_lightning.data import CompletionData, PromptData
+from rlhf_lightning.data import CompletionData, PreferenceData, PromptData
 from rlhf_lightning.engines.optimizer import adamw
 from rlhf_lightning.functional import OffPolicyCorrection
 from rlhf_lightning.names import FOLDERS, choices
@@ -52,7 +52,7 @@ def holds(kind: object, names: Sequence[str]) -> bool:
 OWNERS = {
     "algo": (GRPO, PPO, DAPO, DPO, KTO, RewardModel, Distillation, ReMax, SimPO),
     "strategy": (HybridEngine3D,),
-    "data": (PromptData, CompletionData),
+    "data": (PromptData, CompletionData, PreferenceData),
 }
 
 
@@ -73,7 +73,7 @@ def test_options_that_documents_set_beside_those_of_others_are_there() -> None:
 
 
 NO_OPTIONS = (
-    *("reward_model.ground_truth", "data_source", "completion", "messages"),  # columns of a row
+    *("reward_model.ground_truth", "data_source", "completion", "messages", "margin"),  # columns of a row
     *("SFTTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer", "GKDTrainer", "PeftModel"),
     *("accelerate", "one_step_off_policy"),  # a program, a recipe
     *("sft", "critic.", "reward."),  # a value, other beginnings of a name

@@ -196,6 +196,11 @@ def test_what_one_option_there_is_two_here_or_another_value_is_said() -> None:
         said = told(option, ReinforcePP)
         assert said.startswith("Type --algo.policy_loss.kl_coef B and --algo.reward_kl_coef 0: the KL in the")
     assert told("reward.clip_range", GRPO).startswith("Type --algo.reward.clip HIGH, one number: scores")
+    assert told("model.ipo_enable", DPO).startswith(
+        "Type --algo.loss.kind ipo --algo.loss.length_average false: there log-ratios are summed"
+    )
+    said = told("model.margin_loss_enable", RewardModel)
+    assert said == "Type --algo.loss.margin true --data.margin_field margin."
     assert told("is_correction_threshold", GRPO) == (
         "Type --algo.policy_loss.correction.low LOW --algo.policy_loss.correction.high HIGH."
     )
