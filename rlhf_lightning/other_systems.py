@@ -142,7 +142,8 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "adv_estimator advantage_estimator advantage.estimator": _ESTIMATOR,
     "loss_mode policy_loss_type": "The loss is the algorithm's: --algo grpo, gspo, cispo or gmpo.",
     "use_loss use_kl_loss": _ONE_KL,
-    "beta kl_loss_coef": ("algo.policy_loss.kl_coef", "algo.loss.beta"),
+    "beta": ("algo.policy_loss.kl_coef", "algo.reward_kl_coef", "algo.loss.beta"),
+    "kl_loss_coef": ("algo.policy_loss.kl_coef",),
     "use_bias_correction_kl": ("algo.policy_loss.kl_weighted",),
     "kl_estimator": ("algo.policy_loss.kl_estimator", "algo.kl.estimator"),
     "kl_penalty": ("algo.kl.estimator",),
@@ -325,7 +326,8 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "tensor_model_parallel_size": ("strategy.parallel.t",),
     "pipeline_model_parallel_size": ("strategy.parallel.p",),
 }
-"""Names there, in a line -> options here, of which a class has the first or the next; or a sentence.
+"""Names there, in a line -> options here, of which a class has the first or the next, but rather one that it
+uses; or a sentence.
 
 A name with `.*` is that of a group, and stands for the options below it, too.
 """
@@ -334,12 +336,13 @@ _ROLES = {"critic": "critic", "ref": "reference"}
 """Models beside the actor whose options have its names, behind these words, and what they are here."""
 
 
-def known_elsewhere(option: str) -> tuple[str, ...] | str:
+def known_elsewhere(option: str, owner: object = None) -> tuple[str, ...] | str:
     """What an option of TRL, verl or OpenRLHF is here: options, or a sentence; empty for no known name.
 
     Args:
         option: with or without the parts that stand before its name there, such as `actor.optim.lr`. Those
             that name another model make it an option of that one.
+        owner: the class that may have it: an option that is on there by default goes first.
     """
     start, found = next(((at, name) for at, name in names_within(option) if name in OTHERS), (0, ""))
     if not found:
@@ -348,7 +351,9 @@ def known_elsewhere(option: str) -> tuple[str, ...] | str:
     if isinstance(here, str):
         return of_role(here, before)
     theirs = tuple(of_role(path, before) for path in here if path.startswith("algo.actor."))
-    return theirs if theirs and _ROLES.keys() & {*before} else here
+    if theirs and _ROLES.keys() & {*before}:
+        return theirs
+    return tuple(sorted(here, key=lambda path: not getattr(owner, path.partition(".")[2], None)))
 
 
 def names_within(option: str) -> Iterator[tuple[int, str]]:

@@ -225,7 +225,8 @@ def _suggestion(option: str, classes: Sequence[str], owners: Mapping[str, type])
 
 def _suggestion_of_command(option: str, owners: Mapping[str, type]) -> str:
     """What an unknown option of the command was meant to be."""
-    here, having = known_elsewhere(option), [k for k, cls in owners.items() if option in option_paths(cls)]
+    here = known_elsewhere(option, owners.get("algo"))
+    having = [k for k, cls in owners.items() if option in option_paths(cls)]
     if having and {*here}.isdisjoint(_OWN):  # a seed is the run's, although data may have one, too
         return meant(f"--{having[0]}.{option}")
     if here:
@@ -271,9 +272,8 @@ def _of_model(here: str, owner: object, *, kind: str) -> str:
         kind: algo, strategy or data; empty for a model or a part of one, whose options have no prefix here.
     """
     trained = [name for name in ("actor", "reward", "cost") if name in option_names(owner)]
-    if kind and not trained:
-        return here
-    return here.replace("--algo.actor.", f"--algo.{trained[0]}." if trained else "")
+    model = f"--algo.{trained[0]}." if trained else "--algo.actor." if kind else ""
+    return here.replace("--algo.actor.", model)
 
 
 def _had(here: Sequence[str], owners: Mapping[str, type]) -> Sequence[str]:
@@ -291,7 +291,7 @@ def _suggestion_of_class(option: str, owner: type) -> str:
         return untyped
     modules = [base.__module__ for base in owner.__mro__]
     kind = next((k for k, folder in FOLDERS.items() if any(m.startswith(folder) for m in modules)), "")
-    here = known_elsewhere(f"{kind}.{option}" if kind else option)
+    here = known_elsewhere(f"{kind}.{option}" if kind else option, owner)
     if isinstance(here, str):
         return f" {_of_model(here, owner, kind=kind)}"
     lacks = f"{kind}.{option}" in here or (rest and first != "actor" and _is_model(first))

@@ -14,6 +14,7 @@ from rlhf_lightning.algos import (
     GRPO,
     KTO,
     PPO,
+    RLOO,
     SFT,
     CostModel,
     Distillation,
@@ -177,6 +178,8 @@ def test_how_validation_draws_is_not_how_training_does(option: str) -> None:
         ("teacher_model_name_or_path", Distillation, "teacher.path"),
         ("topk_logits_k", Distillation, "candidates"),
         ("beta", GRPO, "policy_loss.kl_coef"),
+        ("beta", PPO, "policy_loss.kl_coef"),
+        ("beta", RLOO, "reward_kl_coef"),
         ("loss_type", DPO, "loss.kind"),
         ("loss_type", GRPO, "policy_loss.aggregation"),
         ("learning_rate", SFT, "actor.optimizer.lr"),
@@ -256,12 +259,23 @@ class Tempered(GRPO):
     beta: float = 0.1
 
 
+def test_the_kl_that_an_algorithm_has_is_the_one_that_is_meant() -> None:
+    """TRL's RLOO has it in the reward; in the loss it would come on top of the one that is there."""
+    within = (
+        "Problem with given class_path 'rlhf_lightning.algos.{}':\n    unrecognized arguments: --beta=0.1"
+    )
+    assert option_error(within.format("RLOO"), {}).endswith("Did you mean reward_kl_coef?")
+    assert option_error(within.format("GRPO"), {}).endswith("Did you mean policy_loss.kl_coef?")
+
+
 def test_an_option_of_ones_own_goes_first() -> None:
     assert told("beta", Tempered) == "Did you mean --algo.beta?"
 
 
 def test_an_option_that_the_algorithm_lacks_has_all_its_names() -> None:
-    assert told("beta", SFT) == "Did you mean --algo.policy_loss.kl_coef or --algo.loss.beta?"
+    assert told("beta", SFT) == (
+        "Did you mean --algo.policy_loss.kl_coef or --algo.reward_kl_coef or --algo.loss.beta?"
+    )
     assert told("critic.optim.lr", GRPO) == "Did you mean --algo.critic.optimizer.lr?"
 
 
