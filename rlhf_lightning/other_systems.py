@@ -232,7 +232,11 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "eos_token chat_template_path": (
         "The model's directory has the chat template, and with it the end of an answer: leave it out."
     ),
-    "max_samples": ("data.limit",),
+    "max_samples train_max_samples": ("data.limit",),
+    "dataset_text_field": ("data.text_field",),
+    "val_batch_size per_device_eval_batch_size": (
+        "Held-out rows come in batches of --data.batch_size: leave it out."
+    ),
     "truncation filter_overlong_prompts": (
         "Rows with more tokens than --data.max_prompt_tokens are dropped, and counted."
     ),
@@ -317,6 +321,12 @@ _HERE: dict[str, tuple[str, ...] | str] = {
         "Sequences are not divided: leave it out."
     ),
     "disable_dropout": "There is no dropout: leave it out.",
+    (
+        "reward_model.num_workers reward_model.micro_batch_size_per_gpu reward_model.rollout.name "
+        "reward_model.rollout.prompt_length reward_model.rollout.response_length "
+        "reward_model.rollout.gpu_memory_utilization reward_model.rollout.tensor_model_parallel_size"
+    ): "A reward model computes as the others do: leave it out.",
+    "load_in_4bit load_in_8bit": "Weights are not quantised: there is none.",
     "reward_model.enable": "A reward model is there where --algo.reward.path names one: leave it out.",
     (
         "hybrid_engine attn_implementation use_fused_kernels balance_batch log_prob_use_dynamic_bsz "

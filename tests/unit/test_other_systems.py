@@ -214,10 +214,8 @@ def test_what_one_option_there_is_two_here_or_another_value_is_said() -> None:
 @pytest.mark.parametrize(
     "option",
     [
-        "actor.ulysses_sequence_parallel_size",
-        "actor_rollout_ref.hybrid_engine",
-        "data.return_raw_chat",
-        "disable_dropout",
+        *("actor.ulysses_sequence_parallel_size", "actor_rollout_ref.hybrid_engine", "data.return_raw_chat"),
+        *("disable_dropout", "data.val_batch_size", "reward_model.rollout.prompt_length"),
     ],
 )
 def test_what_needs_no_option_is_left_out(option: str) -> None:
@@ -346,6 +344,8 @@ def test_a_limit_of_prompt_and_answer_is_two() -> None:
         ("rollout.max_num_seqs", GRPO, "strategy.settings.vllm.max_num_seqs"),
         ("tis_imp_ratio_cap", GRPO, "algo.policy_loss.correction.high"),
         ("ckpt.path", GRPO, "trainer.default_root_dir"),
+        ("data.train_max_samples", GRPO, "data.limit"),
+        ("dataset_text_field", SFT, "data.text_field"),
         ("algo.advantage.is_correction_type", GRPO, "algo.policy_loss.correction.mode"),
     ],
 )
