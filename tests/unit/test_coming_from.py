@@ -30,7 +30,7 @@ from rlhf_lightning.algos import (
 )
 from rlhf_lightning.data import CompletionData, PreferenceData, PromptData
 from rlhf_lightning.engines.optimizer import adamw
-from rlhf_lightning.functional import OffPolicyCorrection
+from rlhf_lightning.functional import OffPolicyCorrection, Overlong, group_advantages
 from rlhf_lightning.names import FOLDERS, choices
 from rlhf_lightning.options import option_paths
 from rlhf_lightning.rewards import RewardSpec, score
@@ -133,6 +133,17 @@ def test_defaults_that_differ_from_those_of_others_are_documented() -> None:
     assert grpo.actor.optimizer.schedule == "constant"
     assert f"`{DEFAULT}`" in said
     assert "**Schedule.** The learning rate stays as it is (TRL: `linear`" in said
+
+
+def test_an_overlong_penalty_is_half_as_large_beside_scores_of_0_and_1() -> None:
+    assert "`penalty_factor` 1, is `--algo.overlong.factor 0.5`" in " ".join(DIFFERENT.split())
+    right, group = torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.zeros(4, dtype=torch.int64)
+    theirs, ours = (
+        Overlong(buffer=4, factor=factor).penalty(torch.tensor([10, 8, 3, 9]), max_tokens=10)
+        for factor in (1.0, 0.5)
+    )
+    wanted = group_advantages(2 * right - 1 + theirs, group)
+    torch.testing.assert_close(group_advantages(right + ours, group), wanted)
 
 
 def test_weight_decay_is_of_all_weights_as_documented() -> None:
