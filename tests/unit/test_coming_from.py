@@ -124,6 +124,7 @@ def test_defaults_that_differ_from_those_of_others_are_documented() -> None:
     assert f"LoRA's alpha 16 (here {LoRA(rank=8).alpha:.0f})" in said
     assert not LoRA(rank=8).target_modules
     assert "**LoRA** has adapters in all linear layers" in said
+    assert "Of a run that begins with adapters the reference is the base model, as in verl (TRL: the" in said
     assert ppo.critic.optimizer.lr == 1e-5
     assert "The critic has a rate of its own, 1e-5 as in verl" in said
     correction = OffPolicyCorrection()
