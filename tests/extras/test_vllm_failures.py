@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -249,6 +250,19 @@ def test_a_cache_that_holds_no_row_of_the_models_length_is_named(
     with pytest.raises(ValueError, match=rf"max_new_tokens=512: vLLM has {positions} .* {lacks}"):
         engine.generate(table(prompts([3])), sampling=Sampling(max_new_tokens=POSITIONS), seed=1)
     engine.generate(table(prompts([positions - DRAWN.max_new_tokens])), sampling=DRAWN, seed=1)
+    engine.close()
+
+
+def test_positions_that_vllm_alone_sees_are_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It multiplies a model's positions by the factor of linear scaling; its files count that already."""
+    scaled: Any = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+    monkeypatch.setitem(generating.MODELS, "linear", LlamaConfig(**generating._SIZES, rope_parameters=scaled))
+    spec = generating.write(tmp_path, "linear")
+    engine = vllm_of(FSDPEngine(spec), spec, replace(SMALL, kv_cache_gib=8e-4))
+    assert POSITIONS < engine._engine.model_config.max_model_len < 4 * POSITIONS
+    assert not [one for one in caplog.records if one.levelno == logging.WARNING]
     engine.close()
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.exchange import UnfitError, fitting
 from rlhf_lightning.engines.generation import GenerationEngine
+from rlhf_lightning.engines.huggingface.sizes import max_positions
 from rlhf_lightning.engines.huggingface.source import config_source
 from rlhf_lightning.engines.prompts import begun, read_prompts
 from rlhf_lightning.engines.training import WeightSource
@@ -213,7 +214,7 @@ class VLLMEngine(GenerationEngine):
 
     def _lacking_cache(self) -> str:
         """What to change where the cache holds no row as long as the model's; empty where it does."""
-        positions = int(self._engine.model_config.get_and_verify_max_len(-1))  # -1: what the config says
+        positions = max_positions(self._spec) or 0  # vLLM's are more where the config scales them
         if self._config.max_model_len or self._positions >= positions:
             return ""
         larger = larger_cache(self._config)
