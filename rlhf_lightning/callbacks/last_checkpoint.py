@@ -76,7 +76,6 @@ class LastCheckpoint(ModelCheckpoint):
         self._is_exact = every_n_steps is not None
         self._lock: int | None = None
         self._run, self._after = "", list[str]()
-        self._is_mine = False
 
     @property
     def path(self) -> Path:
@@ -108,15 +107,21 @@ class LastCheckpoint(ModelCheckpoint):
             self._acquire()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lock the directory, and find out whether the run continues the checkpoint in it."""
+        """Lock the directory, and rename the checkpoint in it, unless the run continues that."""
         super().on_train_start(trainer, pl_module)
         resumed = os.path.realpath(trainer.ckpt_path) if trainer.ckpt_path else ""
         found, slurm = find_complete(self.path), trainer._checkpoint_connector._hpc_resume_path
         again = self._after[-1:] if slurm and resumed == os.path.realpath(slurm) else []
-        self._is_mine = resumed in (str(self.path), str(found)) or _is_of(found, self._after, again)
-        if leaves_files(trainer):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._acquire()
+        is_mine = resumed in (str(self.path), str(found)) or _is_of(found, self._after, again)
+        if not leaves_files(trainer):
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._acquire()
+        found = self.path if self.path.exists() else found
+        if found is not None and not is_mine:
+            kept = first_free(self.path.with_suffix(""), self.FILE_EXTENSION)
+            found.rename(kept)
+            logger.warning("%s is of another run; it is %s now.", found, kept.name)
 
     def on_train_batch_end(self, trainer: Trainer, *others: Any) -> None:  # noqa: ANN401 - passed on
         """Save after every few iterations; where their number was not given, no sooner than it pays."""
@@ -165,12 +170,6 @@ class LastCheckpoint(ModelCheckpoint):
         return ({str(own)} if own.exists() else set()) | ({slurm} if slurm else set())
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
-        found = self.path if self.path.exists() else find_complete(self.path)
-        if found is not None and not self._is_mine:
-            kept = first_free(self.path.with_suffix(""), self.FILE_EXTENSION)
-            found.rename(kept)
-            logger.warning("%s is of another run; it is %s now.", found, kept.name)
-        self._is_mine = True
         self.best_model_path = filepath  # which a trainer takes for ckpt_path="best"
         began = monotonic()
         super()._save_checkpoint(trainer, filepath)

@@ -147,6 +147,17 @@ def test_last_is_none_of_an_earlier_run(tmp_path: Path, monkeypatch: pytest.Monk
     assert kept(tmp_path) == {"last.ckpt": 5, "last-v1.ckpt": 3}
 
 
+def test_a_run_that_fails_before_its_first_checkpoint_goes_on_from_none(tmp_path: Path) -> None:
+    """It would go on from that of the run before, with its own options."""
+    fit(tmp_path, 3)
+    with pytest.raises(KeyError, match="it fails"):
+        fit(tmp_path, 5, watch=Watch(fails_at=1))
+    again = Watch()
+    fit(tmp_path, 5, watch=again, resume="last")
+    assert len(again.rows) == 5
+    assert kept(tmp_path) == {"last.ckpt": 5, "last-v1.ckpt": 3}
+
+
 def test_a_last_that_is_damaged_is_not_passed_over(tmp_path: Path) -> None:
     fit(tmp_path, 3)
     (tmp_path / "checkpoints" / "last.ckpt" / "trainer.json").unlink()
