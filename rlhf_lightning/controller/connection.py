@@ -104,21 +104,25 @@ def check_sockets() -> None:
 
 
 def check_limit() -> None:
-    """Refuse a limit of memory that is too low for Ray's core, which would abort this process.
+    """Refuse limits of memory and of files that are too low for Ray's core, which would abort this process.
 
     Raises:
-        ValueError: `ulimit -v` is below Ray's object store, which every process maps, and this process.
+        ValueError: `ulimit -v` is below Ray's object store, which every process maps, and this process; or
+            `ulimit -f` below the store, which is a file.
     """
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
+    (memory, _), (file, _) = map(resource.getrlimit, (resource.RLIMIT_AS, resource.RLIMIT_FSIZE))
+    if memory == file == resource.RLIM_INFINITY:
         return
     store = resolve_object_store_memory(estimate_available_memory())
     pages, _ = Path("/proc/self/statm").read_text().split(maxsplit=1)
-    if limit < store + int(pages) * resource.getpagesize():
-        raise ValueError(
-            f"ulimit -v is {limit // 1024}: each process maps Ray's object store of {store / 2**30:.1f} GiB, "
-            "and this limit counts it. Type `ulimit -v unlimited` first, or --strategy local."
-        )
+    mapped = store + int(pages) * resource.getpagesize()
+    for letter, limit, least in (("v", memory, mapped), ("f", file, store)):
+        if limit != resource.RLIM_INFINITY and limit < least:
+            raise ValueError(
+                f"ulimit -{letter} is {limit // 1024}: each process maps Ray's object store, a file of "
+                f"{store / 2**30:.1f} GiB, and this limit counts it. Type `ulimit -{letter} unlimited` "
+                "first, or --strategy local."
+            )
 
 
 def check_connected(address: str) -> None:

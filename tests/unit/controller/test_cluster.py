@@ -133,18 +133,21 @@ def test_a_directory_in_which_ray_can_make_no_socket_is_refused(
         RayCluster("local", timeout_s=TIMEOUT_S).connect(1)
 
 
+@pytest.mark.parametrize("letter", ["v", "f"])
 @pytest.mark.parametrize(("limit_gb", "refused"), [(6, True), (20, False), (None, False)])
-def test_a_limit_of_memory_below_rays_store_is_refused(
-    monkeypatch: pytest.MonkeyPatch, limit_gb: int | None, refused: bool
+def test_a_limit_of_memory_or_files_below_rays_store_is_refused(
+    monkeypatch: pytest.MonkeyPatch, letter: str, limit_gb: int | None, refused: bool
 ) -> None:
-    """Its core would abort this process, with a trace of C++."""
-    limit = resource.RLIM_INFINITY if limit_gb is None else limit_gb << 30
+    """Its core would abort this process, with a trace of C++, or wait a minute for the store."""
+    limit = resource.RLIM_INFINITY if limit_gb is None else (limit_gb << 30) - 1024
+    kind = resource.RLIMIT_AS if letter == "v" else resource.RLIMIT_FSIZE
+    limits = {kind: (limit, resource.RLIM_INFINITY)}
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(connection, "estimate_available_memory", lambda: 0)
     monkeypatch.setattr(connection, "resolve_object_store_memory", lambda _: 6 << 30)
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits.get(kind, (resource.RLIM_INFINITY,) * 2))
     monkeypatch.setattr(cluster, "start_ray", lambda _: None)
-    wrong = r"^ulimit -v is 6291456: .* object store of 6\.0 GiB, .* Type `ulimit -v unlimited`"
+    wrong = rf"^ulimit -{letter} is 6291455: .* file of 6\.0 GiB, .* Type `ulimit -{letter} unlimited`"
     with pytest.raises(ValueError, match=wrong) if refused else nullcontext():
         RayCluster("local", timeout_s=TIMEOUT_S).connect(1)
 
