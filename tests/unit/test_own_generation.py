@@ -12,6 +12,7 @@ from rlhf_lightning.algos import GRPO, SFT
 from rlhf_lightning.controller import MICRO_DP, register
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.rewards import Environment
+from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Colocated, OneStepOff, OpenRLHF, Pipelined
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Reward
@@ -25,7 +26,12 @@ class Registered(Actor):
 
     @register(transfer=MICRO_DP, reads=(*PROMPTS, "row_ids"), returns=ANSWERS)
     def generate_sequences(
-        self, rows: TensorDict, *, greedy: bool = False, environment: Environment | None = None
+        self,
+        rows: TensorDict,
+        *,
+        greedy: bool = False,
+        environment: Environment | None = None,
+        sampling: Sampling | None = None,
     ) -> TensorDict:
         """Answer greedily."""
         return super().answer(rows, greedy=True, environment=environment)
