@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from functools import cache
+from importlib import import_module
 
 import pytest
 
@@ -17,11 +18,10 @@ def engines_start_fast(session_leaves_nothing: None) -> Iterator[None]:
     of its five collections looked at every module. test_vllm_let_go.py has a process where nothing is kept.
     Where vLLM has not met an architecture before, it imports itself in a process, lest CUDA be initialised.
     """
+    import_module("rlhf_lightning.engines.vllm.engine")  # imports vLLM, and nothing else is changed
     from vllm.model_executor.models import registry
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.engine import core
-
-    import rlhf_lightning.engines.vllm.engine  # noqa: F401 - imports vLLM, and nothing else is changed
 
     replace = cache(CpuPlatform.register_triton_kernel_overrides)
     with pytest.MonkeyPatch.context() as patch:
