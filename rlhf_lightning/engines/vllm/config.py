@@ -27,10 +27,10 @@ _UNREAD: dict[str, object] = {
 }
 """Options that vLLM 0.32 does not read of one or another of these mixtures, and what it computes with."""
 _UNREAD_OF: dict[str, dict[str, object]] = {
-    "cohere": {"attention_bias": False, "tie_word_embeddings": True},
-    "cohere2": {"attention_bias": False, "tie_word_embeddings": True},
+    "cohere": {"attention_bias": False, "hidden_act": "silu", "tie_word_embeddings": True},
+    "cohere2": {"attention_bias": False, "hidden_act": "silu", "tie_word_embeddings": True},
     "ernie4_5": {"use_bias": False},
-    "gemma": {"attention_bias": False},
+    "gemma": {"attention_bias": False, "hidden_act": "gelu_pytorch_tanh"},
     "gpt2": {
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
