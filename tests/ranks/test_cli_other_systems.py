@@ -18,6 +18,7 @@ VALUES = {
     "engine": "fsdp",
     "functions": "exact_match",
     "function": "null",
+    "length_average": "false",
     "enforce_eager": "true",
     "enable_prefix_caching": "true",
     "chat_template_options": "{}",
@@ -63,7 +64,7 @@ def test_the_parser_takes_the_callbacks_and_loggers_that_are_answered(rlhf: Rlhf
     said = {here for here in OTHERS.values() if isinstance(here, str)}
     typed = r"--trainer\.(?:callbacks\+=|logger )[A-Z]\w+(?: --trainer\.[\w.]+ (?:NAME|N|DIRECTORY))*"
     found = sorted({words for here in said for words in re.findall(typed, here)})
-    assert len(found) == 7
+    assert len(found) == 9
     loggers = [words for words in found if "logger" in words]
     for words in (*loggers, " ".join(sorted(set(found) - set(loggers)))):
         filled = [STAND_FOR.get(word, word) for word in words.split()]
