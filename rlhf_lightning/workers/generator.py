@@ -230,7 +230,9 @@ class SeparateGeneration:
             return self.actor.call(method, batch, arguments)
         assert batch is not None
         answers = self.answered(batch, arguments)
-        return answers if arguments.get("greedy") else self.with_log_probs(answers)
+        if arguments.get("greedy"):
+            return answers
+        return self.with_log_probs(answers, cast("Sampling | None", arguments.get("sampling")))
 
     def answered(self, batch: Batch, arguments: Mapping[str, object]) -> Batch:
         """The batch with answers by the actor's current weights."""
@@ -250,11 +252,12 @@ class SeparateGeneration:
         method = methods_of(Generator)["generate_sequences"]
         return cast(Batch, self.generator.call(method, batch, arguments))
 
-    def with_log_probs(self, answers: Batch) -> Batch:
-        """The answers with `log_probs` recomputed by the actor, if it is to."""
+    def with_log_probs(self, answers: Batch, sampling: Sampling | None = None) -> Batch:
+        """The answers with `log_probs` recomputed by the actor, if it is to, as they were drawn."""
         if not self.recompute_log_probs:
             return answers
-        recomputed = self.actor.call(methods_of(Actor)["read_log_prob"], answers, {"keep": True})
+        how = {"keep": True} | ({} if sampling is None else {"temperature": sampling.temperature})
+        recomputed = self.actor.call(methods_of(Actor)["read_log_prob"], answers, how)
         return answers | cast(Batch, recomputed)
 
 

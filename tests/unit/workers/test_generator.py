@@ -123,7 +123,24 @@ def test_log_probs_are_the_actors_where_it_wants_so() -> None:
     separate.call(METHODS["generate_sequences"], batch(0), {})
     assert calls[-2:] == ["generator.generate_sequences", "actor.read_log_prob"]
     assert actor.given == {"keep": True}, "an update of these rows follows"
+    separate.call(METHODS["generate_sequences"], batch(0), {"sampling": Sampling(temperature=0.5)})
+    assert actor.given == {"keep": True, "temperature": 0.5}, "as the actor's own workers recompute them"
     separate.call(METHODS["generate_sequences"], batch(0), {"greedy": True})
+    assert calls[-1] == "generator.generate_sequences"
+
+
+@pytest.mark.parametrize("kind", [GenerationAhead, PartialGeneration])
+def test_answers_that_are_drawn_ahead_take_no_sampling_of_a_call(
+    kind: type[GenerationAhead | PartialGeneration],
+) -> None:
+    calls: list[str] = []
+    ahead = kind(Noting("actor", calls), Noting("generator", calls), recompute_log_probs=False)
+    given = {"sampling": Sampling(temperature=0.5)}
+    with pytest.raises(ValueError, match=r"generate_sequences\(sampling=\.\.\.\): .*drawn before it"):
+        ahead.call(METHODS["generate_sequences"], batch(0), given)
+    assert calls == []
+    ahead.is_validating = lambda: True
+    ahead.call(METHODS["generate_sequences"], batch(0), given)
     assert calls[-1] == "generator.generate_sequences"
 
 
