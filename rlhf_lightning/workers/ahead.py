@@ -47,7 +47,8 @@ class Ahead(SeparateGeneration, ABC):
 
         Raises:
             ValueError: the batches of two iterations differ in their number of rows, or one iteration calls
-                a second time, or after another actor that has answered the rows which it exchanges.
+                a second time, or after another actor that has answered the rows which it exchanges, or with
+                a `sampling` of its own.
         """
         if method.name != "generate_sequences" or arguments.get("greedy") or self.is_validating():
             return super().call(method, batch, arguments)
@@ -59,6 +60,12 @@ class Ahead(SeparateGeneration, ABC):
                 "before. Try --strategy openrlhf, which answers at once, or draw the second time with "
                 "a field `older: Opponent = field(default_factory=Opponent)`, a copy of the actor as the "
                 "iteration began."
+            )
+        if arguments.get("sampling") is not None:
+            raise ValueError(
+                "generate_sequences(sampling=...): generation is a batch ahead, and the answers that this "
+                "call returns were drawn before it. Type --algo.actor.sampling, by which all are drawn, or "
+                "try --strategy openrlhf, which answers at once."
             )
         self.called = True
         self._check_others(batch)

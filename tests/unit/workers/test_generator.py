@@ -25,6 +25,7 @@ from rlhf_lightning.workers import (
     GenerationAhead,
     GenerationInParts,
     Generator,
+    PartialGeneration,
     Role,
     SeparateGeneration,
     Settings,
