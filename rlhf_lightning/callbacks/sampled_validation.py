@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from inspect import signature
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -58,8 +59,8 @@ class SampledValidation(Callback):
         """Refuse what cannot work, before any worker starts.
 
         Raises:
-            ValueError: the algorithm has no reward, all answers to a prompt would be the same, or nothing is
-                validated.
+            ValueError: the algorithm has no reward, all answers to a prompt would be the same, nothing is
+                validated, or the actor cannot draw them so.
         """
         if stage not in ("fit", "validate"):
             return
@@ -72,6 +73,14 @@ class SampledValidation(Callback):
             )
         pl_module.refuse_greedy("SampledValidation")
         check_validates(trainer, stage, name="SampledValidation")
+        actor = pl_module.main_actor
+        takes = signature(type(actor).generate_sequences).parameters
+        if self.drawn_by(actor.sampling) != actor.sampling and "sampling" not in takes:
+            raise ValueError(
+                f"SampledValidation(temperature={self.temperature}, top_p={self.top_p}): "
+                f"{type(actor).__name__}.generate_sequences has no parameter `sampling`. Let it take one, as "
+                "Actor's does, or leave both out."
+            )
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: Columns, *_: object

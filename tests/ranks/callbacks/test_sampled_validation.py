@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
@@ -9,14 +10,17 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
+from tensordict import TensorDict
 
 from rlhf_lightning.algos import GRPO, SFT
 from rlhf_lightning.callbacks import SampledValidation
+from rlhf_lightning.controller import MICRO_DP, register
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.functional import expected_best
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Reward
+from rlhf_lightning.workers.actor import ANSWERS, PROMPTS
 from tests.unit.algos.short import trainer
 from tests.unit.algos.small import trained, write_model
 
@@ -96,6 +100,23 @@ def test_answers_of_a_validation_may_be_drawn_otherwise(tmp_path: Path, options:
     drawn = [call for call in CALLS if len(call) in (16, 8)][-2:]
     assert all(len(set(call[n : n + 4])) == 1 for call in drawn for n in range(0, len(call), 4))
     assert float(metrics["val/mean@4"]) == pytest.approx(float(metrics["val/reward"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Actor):
+    """Has a method from before calls had a `sampling`."""
+
+    @register(transfer=MICRO_DP, reads=(*PROMPTS, "row_ids"), returns=ANSWERS)
+    def generate_sequences(self, rows: TensorDict, *, greedy: bool = False) -> TensorDict:  # type: ignore[override]
+        """Answer as ever."""
+        return self.answer(rows, greedy=greedy)
+
+
+def test_an_actor_of_ones_own_that_cannot_draw_otherwise_is_refused_at_the_start(tmp_path: Path) -> None:
+    algorithm = GRPO(actor=Own(), reward=Reward(functions=scored), group_size=2)
+    run = trainer(Local(), tmp_path, callbacks=[SampledValidation(top_p=0.7)], limit_val_batches=1)
+    with pytest.raises(ValueError, match=r"\(temperature=None, top_p=0\.7\): Own\.generate_sequences has no"):
+        run.fit(algorithm, datamodule=prompts())
 
 
 def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
