@@ -52,6 +52,7 @@ def test_masked_row_does_not_count_in_its_group() -> None:
     close(group_advantages(scores, groups, valid=counts, scale="none"), [-1, 1, 0])
     nobody = group_advantages(scores, groups, valid=torch.zeros(3, dtype=torch.bool), single="score")
     assert nobody.tolist() == [0.0, 0.0, 0.0]
+    assert leave_one_out(scores, groups, valid=scores == 3, single="score").tolist() == [0.0, 3.0, 0.0]
 
 
 def test_leave_one_out_by_hand() -> None:

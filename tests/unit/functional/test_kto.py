@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlhf_lightning.functional import KTOLoss, kto_baseline, kto_loss, of_other_prompts
+from rlhf_lightning.functional import Counts, KTOLoss, kto_baseline, kto_loss, of_other_prompts
 from tests.unit.functional.cases import close, noise
 from tests.unit.functional.offline import batch_of, mask_of
 
@@ -46,6 +46,12 @@ def test_baseline_by_hand() -> None:
     assert not found.requires_grad
     assert kto_baseline(reference, policy, mask) == 0  # never below 0
     assert kto_baseline(policy, reference, torch.zeros_like(mask)) == 0
+
+
+def test_an_answer_without_tokens_does_not_count() -> None:
+    mask = torch.tensor([[1, 1], [0, 0], [1, 0]], dtype=torch.bool)
+    rows = {"response_mask": mask, "labels": torch.tensor([True, True, False])}
+    assert KTOLoss().count(rows) == Counts(tokens=3, sequences=2, groups=1)
 
 
 def test_labels_may_be_signs() -> None:
