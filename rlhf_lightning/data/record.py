@@ -54,7 +54,7 @@ class Record:
         hint = "Correct or remove the row."
         if guess and not later:
             hint = f"Try --data.{option} {guess[0]}."
-        elif option == "response_field" and "text" in self.row:
+        elif option == "response_field" and "text" in self.row and not later:
             hint = "Whole texts are learned with --data textdata."
         elif option == "prompt_field" and not later:
             hint = "Write the prompt into a field of its own."

@@ -101,6 +101,12 @@ def test_data_of_texts_is_suggested(write_rows: Writer) -> None:
     """As TRL's SFTTrainer learns them from the same field."""
     with pytest.raises(ValueError, match=r"it has: text\. Whole texts are learned with --data textdata\.$"):
         completion_data(write_rows({"text": "a"}))
+    with pytest.raises(
+        ValueError, match=r"row 2 has no such field; it has: prompt, text\. Correct or remove"
+    ):
+        completion_data(
+            write_rows({"prompt": "a", "response": "b", "text": "ab"}, {"prompt": "a", "text": "ab"})
+        )
 
 
 def test_a_conversation_brings_its_prompt_along(write_rows: Writer) -> None:
