@@ -74,8 +74,8 @@ class OptimizerSpec:
             not decays or self.total_steps > self.warmup_steps,
             f"optimizer.schedule={self.schedule} with total_steps={self.total_steps} and warmup_steps="
             f"{self.warmup_steps}: nothing is left to decay over. Set total_steps above warmup_steps: to the "
-            "optimizer steps of the run, iterations x epochs x (answers of an iteration, or pairs where it "
-            "learns from pairs / mini_batch_size).",
+            "optimizer steps of the run, iterations x epochs x (answers, or pairs, of an iteration / "
+            "mini_batch_size).",
         )
         for name in ("total_steps", "min_lr_ratio"):
             value = getattr(self, name)

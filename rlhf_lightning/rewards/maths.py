@@ -22,7 +22,7 @@ TIMEOUT_S = 3
 
 _BOXED = "\\boxed{"
 _HASHES = re.compile(r"####[ \t]*(.+)")
-_NUMBER = re.compile(r"[-\u2212]?\$?(?:\d+ +\d+\s*/\s*\d+|(?:\d[\d,]*)?\.?\d+(?:\s*/\s*\d+)?)")
+_NUMBER = re.compile(r"[-\u2212]?\$?(?:\d{1,3} +\d+\s*/\s*\d+|(?:\d[\d,]*)?\.?\d+(?:\s*/\s*\d+)?)")
 _GOES_ON = (
     r"(?:and|or|to|pi|sqrt|exp|log|ln|sin|cos|tan|plus|minus|over|squared|cubed"
     r"|(?:hundred|thousand|million|billion|dozen)s?)\b"

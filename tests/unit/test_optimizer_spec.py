@@ -30,7 +30,10 @@ from tests.unit.algos.short import grpo, trainer
         ({"total_steps": 100}, r"total_steps=100 with schedule=constant: .*linear or cosine"),
         ({"min_lr_ratio": 0.1}, r"min_lr_ratio=0.1 with schedule=constant: .*linear or cosine"),
         ({"min_lr_ratio": 2, "schedule": "linear", "total_steps": 9}, r"min_lr_ratio=2: .*\[0, 1\]. Try 0.1"),
-        ({"schedule": "linear", "warmup_steps": 5, "total_steps": 5}, r"or pairs where it learns from"),
+        (
+            {"schedule": "linear", "warmup_steps": 5, "total_steps": 5},
+            r"\(answers, or pairs, of an iteration / mini",
+        ),
     ],
 )
 def test_what_is_refused(options: dict[str, object], message: str) -> None:

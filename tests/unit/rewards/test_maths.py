@@ -42,6 +42,7 @@ DATA = Path(__file__).parents[3].parent / "shared" / "data"
         ("They sold 1,234 of 5.", "5"),
         ("about 3/4", "3/4"),
         ("about -1 1/2 cups.", "-1 1/2"),
+        ("in 2020 1/2 of them", "1/2"),
         ("in 1,234.", "1,234"),
         ("none at all", None),
         ("", None),
