@@ -111,11 +111,8 @@ def test_the_trained_model_answers_whatever_else_the_config_says(
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
     long: Any = {**rope, "rope_theta": 1e4, "original_max_position_embeddings": 32}
     monkeypatch.setitem(generating.MODELS, "long", Qwen2Config(**generating._SIZES, rope_parameters=long))
-    spec, sequences, sampling = (
-        generating.write(tmp_path / "files", "long"),
-        prompts([3, 22]),
-        Sampling(max_new_tokens=9),
-    )
+    spec = generating.write(tmp_path / "files", "long")
+    sequences, sampling = prompts([3, 22]), Sampling(max_new_tokens=9)
     file = tmp_path / "files" / "config.json"
     file.write_text(file.read_text().replace("Qwen2ForCausalLM", "LlamaForCausalLM"))
     pair = Pair(spec, "vllm")

@@ -53,7 +53,7 @@ def explaining_positions(model: ModelSpec | PreTrainedConfig) -> Iterator[None]:
     try:
         yield
     except ValueError as err:
-        if (length := _original_length(_stated(model))) is None:
+        if (length := original_positions(model)) is None:
             raise
         raise ValueError(
             f"{err} It is a model with LongRoPE, of which {_ORIGINAL}={length} are used: one longer row "
@@ -74,7 +74,7 @@ def _stated(model: ModelSpec | PreTrainedConfig) -> dict[str, object]:
 
 
 def _original_length(stated: dict[str, object]) -> int | None:
-    """See `original_positions`."""
+    """`original_positions` of what a configuration says."""
     found = stated.get("rope_parameters") or stated.get("rope_scaling")
     rope = found if isinstance(found, dict) else {}
     kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]

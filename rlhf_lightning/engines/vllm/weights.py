@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlhf_lightning.engines.huggingface.models import empty_model, read_config
 from rlhf_lightning.engines.huggingface.sizes import original_positions
@@ -16,7 +17,8 @@ def as_trained(model: ModelSpec) -> dict[str, object]:
     transformers chooses the class by `model_type`, and finds the original length of LongRoPE within
     `rope_parameters` too; vLLM chooses by `architectures`, and would take the long factors for all rows.
     """
-    known: dict[str, object] = {"architectures": [type(empty_model(read_config(model), "lm")).__name__]}
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[read_config(model).model_type]
+    known: dict[str, object] = {"architectures": [kind]}
     original = original_positions(model)
     return known if original is None else known | {"original_max_position_embeddings": original}
 
