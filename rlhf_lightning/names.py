@@ -15,6 +15,8 @@ FOLDERS = {
     "data": "rlhf_lightning.data",
 }
 """Where the short names of each option are looked up."""
+TWO_DASHES = "Options begin with two dashes."
+"""Said of an option without them, by `usage`; `recipe` says it once of several."""
 _OTHER = re.compile(r"Import path does not correspond to a subclass of (\w+)$")
 """A module or another class in the place of a class, in the words of jsonargparse."""
 

@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from itertools import pairwise
 
+from rlhf_lightning.names import TWO_DASHES
 from rlhf_lightning.usage import option_error
 
 _HEAD = "unrecognized arguments: "
 """What argparse says before the words that belong to no option."""
-_DASHES = "Options begin with two dashes. "
 _OPTION = re.compile(r"--[\w.-]+(=.*)?|\+*[\w.]+=.*")
 """How an option begins, in the form of TRL and OpenRLHF or in that of verl; other words are its values."""
 
@@ -29,6 +29,6 @@ def option_errors(message: str, owners: Mapping[str, type], *, elsewhere: Mappin
         return option_error(message, owners, elsewhere=elsewhere)
     typed = [" ".join(words[start:end]) for start, end in pairwise(sorted({0, *starts, len(words)}))]
     told = [option_error(f"{_HEAD}{each}", owners, elsewhere=elsewhere) for each in typed]
-    dashes = f" {_DASHES.strip()}" * any(_DASHES in each for each in told)
-    lines = [each.removeprefix(_HEAD).replace(_DASHES, "") for each in told]
+    dashes = f" {TWO_DASHES}" * any(TWO_DASHES in each for each in told)
+    lines = [each.removeprefix(_HEAD).replace(f" {TWO_DASHES}", "") for each in told]
     return "\n  ".join([f"{_HEAD}{len(lines)}.{dashes}", *lines])

@@ -22,7 +22,7 @@ from pkgutil import resolve_name
 from types import MappingProxyType
 
 from rlhf_lightning.field_types import type_hints
-from rlhf_lightning.names import FOLDERS, choices, meant, no_class
+from rlhf_lightning.names import FOLDERS, TWO_DASHES, choices, meant, no_class
 from rlhf_lightning.options import dataclasses_in, option_classes, option_names, option_paths
 from rlhf_lightning.other_systems import known_elsewhere
 from rlhf_lightning.other_values import value_elsewhere
@@ -91,7 +91,7 @@ def option_error(
     """
     said, classes = _shortened(message), _CLASS.findall(message)
     if valued := value_elsewhere(message):
-        dashes = " Options begin with two dashes." * bool(_ASSIGNED.match(said))
+        dashes = f" {TWO_DASHES}" * bool(_ASSIGNED.match(said))
         said = _NO_LIST.sub(r"\1: \2 is no list", _DOTTED.sub(r"'\1' is no class", said))
         return f"{said}.{dashes} {_of_model(valued, owners.get('algo'), kind='algo')}"
     if unknown := _UNKNOWN.search(message):
@@ -193,10 +193,10 @@ def _word_suggestion(said: str, owners: Mapping[str, type], *, elsewhere: Mappin
     if bare := _ASSIGNED.match(said):
         option = bare[2]
         if option not in elsewhere and _is_option(option, owners):
-            return f" Options begin with two dashes. Type --{bare[1]}."
+            return f" {TWO_DASHES} Type --{bare[1]}."
         decided = _decided(option, elsewhere)
         meant_by = f" {decided}" if decided else _suggestion_of_command(option, owners)
-        return f" Options begin with two dashes.{meant_by}"
+        return f" {TWO_DASHES}{meant_by}"
     if not (alone := _WORD.fullmatch(said)):
         return ""
     word = alone[1]
