@@ -52,12 +52,13 @@ class Record:
             guess = [name for name in self.row if name not in answers][:1]
         later = re.search(r", row (?!1$)\d+$", self.where)  # rows before it have the field
         hint = "Correct or remove the row."
-        if guess and not later:
-            hint = f"Try --data.{option} {guess[0]}."
-        elif option == "response_field" and "text" in self.row and not later:
-            hint = "Whole texts are learned with --data textdata."
-        elif option == "prompt_field" and not later:
-            hint = "Write the prompt into a field of its own."
+        if not later:
+            if guess:
+                hint = f"Try --data.{option} {guess[0]}."
+            elif option == "prompt_field":
+                hint = "Write the prompt into a field of its own."
+            elif option == "response_field" and "text" in self.row:
+                hint = "Whole texts are learned with --data textdata."
         known = ", ".join(self.row) or "none"
         raise ValueError(f"data.{option}={field}: {self.where} has no such field; it has: {known}. {hint}")
 
