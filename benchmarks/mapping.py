@@ -95,7 +95,7 @@ def scaling() -> None:
 
 
 def plot(directory: Path) -> None:
-    """Write the pictures of docs/mapping.md."""
+    """Write the pictures of docs/simulators.md."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, draw in (("rows", draw_rows), ("generation", draw_generation), ("placements", draw_placements)):
         figure = Figure(figsize=(9, 3.6), layout="constrained")

@@ -1,6 +1,6 @@
 """Published measurements on A100-80GB and their predictions: efficiencies in `hardware` are fitted to them.
 
-No other published number was used. `benchmarks.mapping fit` repeats the fit; docs/mapping.md lists the
+No other published number was used. `benchmarks.mapping fit` repeats the fit; docs/simulators.md lists the
 errors.
 """
 

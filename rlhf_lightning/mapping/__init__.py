@@ -1,8 +1,8 @@
 """The automatic device mapping of HybridFlow, section 6: which models share which devices, in which layouts.
 
 `search` is the paper's Algorithm 1, solved exactly; it asks the simulators, which are formulas, what each
-model costs in a layout. `plan` goes from a request to the answer, docs/mapping.md has the equations and their
-errors.
+model costs in a layout. `plan` goes from a request to the answer, docs/simulators.md has the equations and
+their errors.
 
     what is mapped     trace, dataflow       an algorithm's calls, and the stages that they form (D)
                        shapes, workload      sizes of the models (L); rows, tokens, recipe of an iteration (W)

@@ -1,6 +1,6 @@
 """Clusters as data: peaks of a device and of the links between devices, and the shares that programs reach.
 
-Everything is in SI base units: bytes, seconds, FLOP; bandwidths are of one direction. docs/mapping.md says
+Everything is in SI base units: bytes, seconds, FLOP; bandwidths are of one direction. docs/simulators.md says
 where the numbers come from.
 """
 

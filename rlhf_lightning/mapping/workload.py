@@ -35,7 +35,7 @@ class Workload:
     """Most sequences that a generation engine decodes at once; 0: no limit."""
     micro_batch_tokens: int = 8192
     """Tokens computed at once in training and scoring; a longer row is computed alone. Fewer let pipelines
-    start sooner: docs/mapping.md shows what depends on it."""
+    start sooner: docs/simulators.md shows what depends on it."""
     kept_tokens: int = 0
     """Tokens of a scoring pass on a device whose activations stay for the update that follows."""
     recompute: bool = True

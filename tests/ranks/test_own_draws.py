@@ -117,8 +117,8 @@ def test_unless_overridden_draws_are_in_order() -> None:
 
 
 def rates(root: Path, *, steps: int) -> list[float]:
-    """Train as docs/data.md has it, from a checkpoint where there is one, and return the rates."""
-    names: dict[str, Any] = run_documented("class ByRate(PromptData)", document="data.md")
+    """Train as docs/own_data.md has it, from a checkpoint where there is one, and return the rates."""
+    names: dict[str, Any] = run_documented("class ByRate(PromptData)")
     prompts = [{"prompt": f"Sort {number}: ", "answer": str(number)} for number in (21, 43, 65, 87)]
     data = names["ByRate"].from_rows(prompts, batch_size=2)
     algorithm = grpo(names["Rated"])

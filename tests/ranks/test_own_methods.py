@@ -30,12 +30,10 @@ from tests.unit.algos.small import write_other
 from tests.unit.workers.test_judge import batch, on_devices, with_raw_rows
 
 
-def run_documented(
-    *parts: str, document: str = "own_algorithm.md", names: dict[str, object] | None = None
-) -> dict[str, object]:
+def run_documented(*parts: str, names: dict[str, object] | None = None) -> dict[str, object]:
     """What the blocks with these lines make, as a reader would copy them; `names` are there before."""
-    text = (ROOT / "docs" / document).read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    pages = [page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))]
+    blocks = [block for page in pages for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
     names = {} if names is None else names
     names["__name__"] = __name__
     for part in parts:
@@ -89,7 +87,7 @@ def test_a_loss_over_pairs_leaves_out_half_a_pair() -> None:
 
 def by_token() -> Reward:
     """The reward of the document."""
-    kind = run_documented("class DigitReward(Reward)", document="rewards.md")["DigitReward"]
+    kind = run_documented("class DigitReward(Reward)")["DigitReward"]
     return cast(type[Reward], kind)()
 
 
@@ -116,7 +114,7 @@ def test_held_out_answers_are_scored_by_token_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ranks", [1, 3], ids=["one", "uneven"])
 def test_a_score_that_adds_to_the_functions(ranks: int) -> None:
     """Of 8 tokens the last 4 cost a quarter each; the last of the answers ends at 8, and was cut off."""
-    kind = run_documented("class OverlongReward(Reward)", document="rewards.md")["OverlongReward"]
+    kind = run_documented("class OverlongReward(Reward)")["OverlongReward"]
     reward = cast(type[Reward], kind)(functions={"exact_match": 1.0, "length": 0.0}, truncated_penalty=0.5)
     said = batch(["abc", "abcdef", "", "abcdefgh"]) | {"row_truncated": torch.arange(4) == 3}
     found = on_devices(reward, ranks).compute_reward(with_raw_rows(said))
@@ -131,7 +129,7 @@ def peers(prompts: list[str], responses: list[str], rows: list[dict[str, object]
 
 @pytest.mark.parametrize("ranks", [1, 3], ids=["one", "uneven"])
 def test_a_score_that_compares_answers(ranks: int) -> None:
-    kind = run_documented("class ComparingReward(Reward)", document="rewards.md")["ComparingReward"]
+    kind = run_documented("class ComparingReward(Reward)")["ComparingReward"]
     reward = cast(type[Reward], kind)(functions=peers)
     said = with_raw_rows(batch(["a", "a", "b", "a"]))
     assert on_devices(reward, ranks).compute_reward(said)["scores"].sum(1).tolist() == [3.0, 3.0, 1.0, 3.0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, cast
@@ -315,6 +315,15 @@ class Vine(RLHFAlgorithm):
         self.read = self.actor.read_log_prob(self.made["whole"])["log_probs"]
         self.texts = [str(text) for text in answers(self.made["whole"], self.tokenizer)]
         return Metrics()
+
+
+def test_the_documented_algorithm_learns(model: str) -> None:
+    kind = cast(Callable[..., RLHFAlgorithm], run_documented("class Mine(RLHFAlgorithm)")["Mine"])
+    numbers = run(
+        kind(actor=actor(model), reward=Reward(functions="length"), group_size=2), data(), steps=1
+    ).numbers[0]
+    assert numbers["response/samples_per_prompt"] == 2
+    assert numbers["actor/grad_norm"] > 0
 
 
 def test_answers_are_continued_as_documented(model: str) -> None:

@@ -36,7 +36,7 @@ def test_turns_as_texts(model: str) -> None:
 
 
 def test_the_documented_algorithm_learns_from_turns(model: str) -> None:
-    documented = run_documented("class TurnCredit(GRPO)", document="environments.md")
+    documented = run_documented("class TurnCredit(GRPO)")
     kind = cast(type[GRPO], documented["TurnCredit"])
     batches: list[Batch] = []
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.unit
 
 
 def test_the_calibration_rows_are_met() -> None:
-    """The bounds are the errors that docs/mapping.md reports, rounded up."""
+    """The bounds are the errors that docs/simulators.md reports, rounded up."""
     errors = {row.name: abs(row.error) for row in published.rows(A100)}
     assert max(error for name, error in errors.items() if name.startswith("Megatron")) < 0.05
     assert max(error for name, error in errors.items() if name.startswith("HybridFlow")) < 0.10

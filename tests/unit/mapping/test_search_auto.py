@@ -186,7 +186,7 @@ def test_the_form_of_pools_is_in_documents_and_errors() -> None:
     algorithm, broken = GRPO(), Batch.of({"prompt_ids": torch.ones(2, 2)})
     with pytest.raises(ValueError, match=r"GRPO: its dataflow is read .* that failed: ") as refused:
         trace(algorithm, broken)
-    documents = [(ROOT / f"docs/{page}.md").read_text() for page in ("mapping", "own_algorithm")]
+    documents = [(ROOT / f"docs/{page}.md").read_text() for page in ("mapping", "own_models")]
     for text in (*documents, str(refused.value).replace("devices: N", "devices: 1")):
         (written,) = re.findall(r"--strategy\.mapping\.pools\s+'([^']*)'", text)
         pools = [PoolOption(**{**pool, "roles": tuple(pool["roles"])}) for pool in yaml.safe_load(written)]

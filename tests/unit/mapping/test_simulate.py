@@ -299,7 +299,7 @@ def test_copies_of_what_some_ranks_share_out_add_their_gradients() -> None:
 
 
 def test_updates_and_scores_of_an_h100_are_near_what_one_took() -> None:
-    """`python -m benchmarks.gpu`, 2026-11-26, compiled layers: docs/mapping.md has the table."""
+    """`python -m benchmarks.gpu`, 2026-11-26, compiled layers: docs/simulators.md has the table."""
     shape = shapes.ModelShape(
         name="1b", layers=22, hidden=2048, intermediate=5632, heads=32, kv_heads=4, vocab=32000
     )
