@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
+import yaml
 
 from tests.conftest import ROOT
 from tests.documents import commands
+from tests.ranks.test_own_methods import run_documented
 from tests.unit.rlhf import Rlhf
 
 MISSING = "my_package"
@@ -41,3 +46,22 @@ def test_a_command_is_accepted(
     else:
         code, _, err = rlhf.run(kind, *words)
         assert code == 0, err
+
+
+def test_the_first_run_is_configured_as_its_file_says(
+    rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    page = (ROOT / "docs" / "first_run.md").read_text(encoding="utf-8")
+    (written,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(written)
+    code, out, err = rlhf.run("fit", "-c", "run.yaml", "--print_config")
+    assert code == 0, err
+    actor = yaml.safe_load(out)["algo"]["init_args"]["actor"]["init_args"]
+    assert (actor["dtype"], actor["optimizer"]["warmup_steps"]) == ("bfloat16", 10)
+
+
+def test_the_reward_of_the_first_run() -> None:
+    boxed = cast(Callable[..., list[float]], run_documented("def boxed(")["boxed"])
+    said = [r"\boxed{4} or \boxed{5}", r"\boxed{4}", "5"]
+    assert boxed([""] * 3, said, [{"answer": "5"}] * 3) == [1.0, 0.0, 0.0]
