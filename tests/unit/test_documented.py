@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+
 from rlhf_lightning.algos import GRPO, SFT
 from rlhf_lightning.engines import ZeRO
 from tests.conftest import ROOT
@@ -19,3 +22,13 @@ def test_learning_rates() -> None:
 def test_only_a_stage_that_is_not_the_default_gathers_to_generate() -> None:
     assert ZeRO().stage == 2
     assert "| on every rank; with `--strategy.settings.zero.stage 3` gathered" in page("patterns.md")
+
+
+def test_the_drawing_of_imports_is_the_contract() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawn = text.partition("\n```\n__main__\n")[2].partition("```")[0].splitlines()
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
+    assert [re.findall(r"\w+", line) for line in ["__main__", *drawn]] == [
+        re.findall(r"\w+", layer) for layer in layers
+    ]
