@@ -50,7 +50,7 @@ class OptimizerSpec:
     grad_clip: float = 1.0
     """Largest global L2 norm of the gradient; 0 turns clipping off."""
     warmup_steps: int = 0
-    """Optimizer steps of linear warm-up from 0."""
+    """Optimizer steps of linear warm-up; the first one has lr / (warmup_steps + 1)."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape after the warm-up."""
     total_steps: int = 0
