@@ -60,6 +60,9 @@ EXPERTS = {
 }
 _OPTIONS["minicpm3"] = LATENT
 _OPTIONS["deepseek_v2"] = _OPTIONS["deepseek_v3"] = LATENT | EXPERTS
+_OPTIONS["qwen3"] = {**_ROPE, "head_dim": 12}
+WIDE = "qwen3"
+"""Its heads are wider than the hidden size divided by their number."""
 NARROW = ("minicpm3", "deepseek_v2", "deepseek_v3")
 """Those whose values are narrower than their keys."""
 _OPTIONS["phi3"] = {

@@ -19,7 +19,7 @@ from rlhf_lightning.engines.native.generator import NativeGenerator
 from rlhf_lightning.engines.native.kv import Decode, Prefill
 from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.spec import Sampling
-from tests.unit.engines.decoders import KINDS, NARROW, ORIGINAL, VOCAB, decoder, reference, token_lists
+from tests.unit.engines.decoders import KINDS, NARROW, ORIGINAL, VOCAB, WIDE, decoder, reference, token_lists
 
 PAD = 0
 LENGTHS = [3, 9, 1, 12, 9, 5, 2]
@@ -302,7 +302,7 @@ def test_wrong_configurations_are_refused() -> None:
         decoder_of(decoder("llama"))
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *NARROW])
+@pytest.mark.parametrize("kind", [*KINDS, WIDE, *NARROW])
 @pytest.mark.parametrize("dtype", ["model", "bfloat16"])
 def test_a_decoder_says_what_its_cache_takes(
     kind: str, dtype: Literal["model", "bfloat16"], monkeypatch: pytest.MonkeyPatch
