@@ -27,7 +27,7 @@ def log_placements(placements: Mapping[str, Placement], nodes: Sequence[str] = (
     rank_zero_info(placement_summary(placements, gpu=num_gpus() > 0, nodes=nodes))
 
 
-def placement_summary(placements: Mapping[str, Placement], *, gpu: bool, nodes: Sequence[str] = ()) -> str:
+def placement_summary(placements: Mapping[str, Placement], *, gpu: bool, nodes: Sequence[str]) -> str:
     """The devices, engines and types, and for each pool a line such as `0-3: actor d4, critic d4, reward`.
 
     Last lines name models with tensor groups on several nodes, those whose directories hold no weights, and

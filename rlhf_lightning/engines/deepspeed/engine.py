@@ -52,10 +52,8 @@ class ZeROEngine(TrainEngine):
         ValueError: the model cannot be loaded, or the layout divides it into stages or tensor shards.
     """
 
-    def __init__(
-        self, model: ModelSpec, *, head: Head = "lm", seat: Seat, config: ZeRO | None = None
-    ) -> None:
-        self._spec, self._head, self._config = model, head, config or ZeRO()
+    def __init__(self, model: ModelSpec, *, head: Head = "lm", seat: Seat, config: ZeRO) -> None:
+        self._spec, self._head, self._config = model, head, config
         self._config.check(model, head, seat.layout)
         assert seat.groups is not None
         self._group, self._device = seat.groups.data, seat.device

@@ -124,7 +124,7 @@ def load_scalar(spec: ModelSpec) -> ScalarModel:
 
 
 @contextmanager
-def recomputing(model: nn.Module, *, wanted: bool = True) -> Iterator[None]:
+def recomputing(model: nn.Module, *, wanted: bool) -> Iterator[None]:
     """Within this context layers with gradient checkpointing keep their inputs alone, and compute twice.
 
     transformers asks whether a layer is in training mode. What lies within a layer stays in evaluation mode:
