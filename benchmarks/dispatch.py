@@ -10,7 +10,6 @@ results/dispatch.json. In a round all systems are up at once; those that have no
 
 import statistics
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import environments
@@ -22,13 +21,12 @@ DEFAULT = "blocking, torch"
 SCRIPTS = {"ray": "ray_dispatch.py", "verl": "peers/verl_dispatch.py", "ours": "ours_dispatch.py"}
 
 
-def measure(exchange: Exchange, systems: Iterable[str]) -> dict[str, Timing]:
+def measure() -> dict[str, Timing]:
     """One round of "ray" (alone), "verl" and "ours", each in a process of its own, in turns."""
-    arguments = environments.options(vars(exchange))
     commands = {}
-    for system in systems:
+    for system, script in SCRIPTS.items():
         interpreter = environments.python("verl") if system == "verl" else Path(sys.executable)
-        commands[system] = (interpreter, environments.HERE / SCRIPTS[system], arguments)
+        commands[system] = (interpreter, environments.HERE / script)
     found = in_turns(commands)
     return {system: Timing(**timing) for system, timing in found.items()}  # type: ignore[arg-type]
 
@@ -64,25 +62,23 @@ def main() -> None:
     """Measure in turns, print, and write the result."""
     parser = environments.parser_of(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peers_only", action="store_true", help="without ours")
     args = parser.parse_args()
     exchange = Exchange()
     rounds: list[dict[str, Timing]] = []
     for number in range(args.rounds):
-        timings = measure(exchange, ("ray", "verl") if args.peers_only else SCRIPTS)
+        timings = measure()
         for system, timing in timings.items():
             warm, cold = (megabytes_per_s(exchange, timing, cold=cold) for cold in (False, True))
             ways = ", ".join(f"{way}: {rate:.0f} MB/s (cold {cold[way]:.0f})" for way, rate in warm.items())
             ping_ms = 1e3 * statistics.median(timing.ping_s)
             print(f"round {number + 1}, {system}: {ways}; ping {ping_ms:.2f} ms", flush=True)
         rounds.append(timings)
-    result: dict[str, object] = {
+    result = {
         "machine": machine(),
         "exchange": vars(exchange),
         "rounds": [{system: vars(timing) for system, timing in timings.items()} for timings in rounds],
+        "ratios": compared(exchange, rounds),
     }
-    if not args.peers_only:
-        result["ratios"] = compared(exchange, rounds)
     print(f"written: {environments.write_result('dispatch', result)}")
 
 

@@ -3,9 +3,8 @@
 A turn is some pings and one chain of echoes of each kind.
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +58,3 @@ class Timing:
 
     ping_s: Sequence[float]
     """Seconds of a ONE_TO_ALL call, the median of each turn."""
-
-
-def from_command_line() -> Exchange:
-    """The measurement that the command line asks for: one option a field."""
-    parser = argparse.ArgumentParser()
-    for field in fields(Exchange):
-        parser.add_argument(f"--{field.name}", type=int, default=field.default)
-    return Exchange(**vars(parser.parse_args()))

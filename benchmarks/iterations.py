@@ -54,9 +54,6 @@ class Run:
     seed: int = 0
     """Of what is drawn: the order of the prompts, and responses."""
 
-    kl: float | None = None
-    """KL coefficient; None is the default of TRL's trainer (GRPO 0, then no reference model; PPO 0.05)."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
@@ -70,9 +67,6 @@ class Measured:
 
     response_tokens: Sequence[Sequence[int]]
     """Of each iteration: of each sequence, its end token included, without padding."""
-
-    cpu_s: Sequence[float] = ()
-    """CPU seconds of the process in each iteration: hardly moved by what else the machine does."""
 
     more: Mapping[str, Any] = field(default_factory=dict)
     """What only some systems tell."""
@@ -116,7 +110,6 @@ class Stopwatch:
     """Notes the ends of iterations, and the tokens of each."""
 
     ends: list[float] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)
     prompt_tokens: list[int] = field(default_factory=lambda: [0])
     response_tokens: list[list[int]] = field(default_factory=lambda: [[]])
 
@@ -128,7 +121,6 @@ class Stopwatch:
     def lap(self) -> None:
         """An iteration ended now."""
         self.ends.append(time.perf_counter())
-        self.cpu_s.append(time.process_time())
         self.prompt_tokens.append(0)
         self.response_tokens.append([])
 
@@ -139,7 +131,6 @@ class Stopwatch:
             seconds=_differences(self.ends[run.warmup - 1 :]),
             prompt_tokens=self.prompt_tokens[timed],
             response_tokens=self.response_tokens[timed],
-            cpu_s=_differences(self.cpu_s[run.warmup - 1 :]),
             more=more,
         )
 
@@ -160,6 +151,5 @@ def from_command_line() -> Run:
     parser.add_argument("--micro_batches", type=int, default=Run.micro_batches)
     parser.add_argument("--dtype", choices=get_args(Dtype), default=Run.dtype)
     parser.add_argument("--seed", type=int, default=Run.seed)
-    parser.add_argument("--kl", type=float, default=None)
     args = vars(parser.parse_args())
     return Run(**args | {"workload": Workload.under(args["workload"])})

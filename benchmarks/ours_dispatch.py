@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from exchange import Exchange, Timing, from_command_line
+from exchange import Exchange, Timing
 from tensordict import TensorDict
 from turns import turns
 
@@ -90,8 +90,6 @@ def measure(exchange: Exchange) -> Timing:
     An echo reaches the worker's method as tensors, and what it returns is stored as a new output, so that
     both systems store the same bytes. A chain ends when the last call has ended; nothing is fetched.
     """
-    if exchange.columns != len(COLUMNS):
-        raise ValueError(f"--columns {exchange.columns}: the role declares {len(COLUMNS)} columns.")
     pings: list[float] = []
     echoes: list[float] = []
     with started(exchange.workers) as (role, transport):
@@ -108,4 +106,4 @@ def _batch(exchange: Exchange) -> Batch:
 
 
 if __name__ == "__main__":
-    print(json.dumps(dataclasses.asdict(measure(from_command_line()))))
+    print(json.dumps(dataclasses.asdict(measure(Exchange()))))

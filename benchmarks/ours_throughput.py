@@ -1,29 +1,24 @@
 """Whole iterations of our PPO, GRPO, ReMax and Safe-RLHF on the benchmark's workload: `Trainer.fit`.
 
-Prints the seconds and tokens of the iterations, the seconds of each remote method (the slowest device's
-median) and, to compare the updates with, of one forward and backward pass of plain transformers over the
-tokens of a fixed iteration.
+Prints the seconds and tokens of the iterations, and the seconds of each remote method (the slowest device's
+median).
 """
 
-import os
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 import lightning.pytorch as pl
-import torch
 from iterations import Measured, Run, Stopwatch, from_command_line
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
-from transformers import LlamaForCausalLM
 from workload import (
+    KL,
     LEARNING_RATE,
     PROMPT_TOKENS,
     RESPONSE_TOKENS,
     SAMPLES_PER_PROMPT,
     SEQUENCES,
-    VOCABULARY,
     reward,
     samples_per_prompt,
 )
@@ -85,25 +80,25 @@ class Laps(Callback):
 
 
 def grpo(run: Run, actor: Actor, scores: Reward) -> GRPO:
-    """Without a reference unless `run.kl` is given."""
-    loss = PolicyLoss(aggregation="seq-mean-token-mean", kl_coef=run.kl or 0.0)
+    """Without a reference, as TRL's by default."""
+    loss = PolicyLoss(aggregation="seq-mean-token-mean")
     return GRPO(actor=actor, reward=scores, policy_loss=loss, group_size=SAMPLES_PER_PROMPT)
 
 
 def ppo(run: Run, actor: Actor, scores: Reward) -> PPO:
     """With a reference and KL in the reward."""
-    penalty = KLPenalty(coef=0.05 if run.kl is None else run.kl)
+    penalty = KLPenalty(coef=KL)
     return PPO(actor=actor, critic=Critic(optimizer=actor.optimizer), reward=scores, kl=penalty)
 
 
 def remax(run: Run, actor: Actor, scores: Reward) -> ReMax:
     """With a reference and KL in the reward."""
-    return ReMax(actor=actor, reward=scores, reward_kl_coef=0.05 if run.kl is None else run.kl)
+    return ReMax(actor=actor, reward=scores, reward_kl_coef=KL)
 
 
 def saferlhf(run: Run, actor: Actor, scores: Reward) -> SafeRLHF:
     """With two critics, a reference and KL in the reward; the rule is the cost, too."""
-    critic, penalty = Critic(optimizer=actor.optimizer), KLPenalty(coef=0.05 if run.kl is None else run.kl)
+    critic, penalty = Critic(optimizer=actor.optimizer), KLPenalty(coef=KL)
     cost = Cost(functions=scores.functions)
     return SafeRLHF(actor=actor, critic=critic, cost_critic=critic, reward=scores, cost=cost, kl=penalty)
 
@@ -159,24 +154,7 @@ def measure(run: Run) -> Measured:
     )
     trainer.fit(algorithm(run), datamodule=prompts(run))
     methods_s = {name: statistics.median(each[run.warmup :]) for name, each in laps.methods_s.items()}
-    beside = {"plain_s": plain_s(run)} if run.lengths == "fixed" else {}
-    return laps.watch.measured(run, methods_s=methods_s, **beside)
-
-
-def plain_s(run: Run, *, micro_batches: int = 4) -> float:
-    """Seconds of one pass of plain transformers, forward and back, over an iteration's tokens, all cores."""
-    torch.set_num_threads(os.cpu_count() or 1)
-    model = LlamaForCausalLM.from_pretrained(run.workload.model, dtype=run.dtype)
-    ids = torch.randint(VOCABULARY, (SEQUENCES, PROMPT_TOKENS + RESPONSE_TOKENS))
-    seconds = []
-    for _ in range(3):
-        start = time.perf_counter()
-        for part in ids.chunk(micro_batches):
-            logits = model(part, use_cache=False, logits_to_keep=RESPONSE_TOKENS + 1).logits[:, :-1]
-            log_probs = logits.log_softmax(-1).gather(-1, part[:, PROMPT_TOKENS:, None])
-            log_probs.mean().backward()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+    return laps.watch.measured(run, methods_s=methods_s)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 import ray
-from exchange import Exchange, Timing, from_command_line
+from exchange import Exchange, Timing
 from turns import turns
 
 Arrays = list[npt.NDArray[np.int64]]
@@ -101,4 +101,4 @@ def _done(refs: list[list[ray.ObjectRef]]) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(dataclasses.asdict(measure(from_command_line()))))
+    print(json.dumps(dataclasses.asdict(measure(Exchange()))))

@@ -120,8 +120,6 @@ class Ran:
         if "methods_s" in more:
             each = ", ".join(f"{name} {seconds:.2f}" for name, seconds in more["methods_s"].items())
             text += f" (seconds: {each})"
-        if "plain_s" in more:
-            text += f" (plain transformers forward and backward: {more['plain_s']:.2f} s)"
         return text
 
 

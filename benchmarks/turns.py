@@ -7,7 +7,7 @@ and prints one JSON object. `in_turns` runs several such scripts together; by ha
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
@@ -26,11 +26,11 @@ def turns(count: int) -> Iterator[int]:
             yield number
 
 
-def in_turns(commands: Mapping[str, tuple[Path, Path, Sequence[str]]]) -> dict[str, dict[str, object]]:
+def in_turns(commands: Mapping[str, tuple[Path, Path]]) -> dict[str, dict[str, object]]:
     """Run scripts by name, each turn of all of them before the next, and return the JSON objects they print.
 
     Args:
-        commands: interpreter, script and its arguments.
+        commands: interpreter and script.
 
     Raises:
         RuntimeError: a script fails or ends without a JSON object.
@@ -46,9 +46,9 @@ def in_turns(commands: Mapping[str, tuple[Path, Path, Sequence[str]]]) -> dict[s
 class _Player:
     """A script in a process of its own."""
 
-    def __init__(self, interpreter: Path, script: Path, arguments: Sequence[str]) -> None:
+    def __init__(self, interpreter: Path, script: Path) -> None:
         self._script = script
-        self._command = [str(interpreter), str(script), *arguments]
+        self._command = [str(interpreter), str(script)]
         self._output: list[str] = []
 
     def __enter__(self) -> "_Player":

@@ -29,6 +29,8 @@ END_PROBABILITY = 1 / 60
 SEQUENCES = 64
 SAMPLES_PER_PROMPT = 8
 LEARNING_RATE = 1e-6
+KL = 0.05
+"""Weight of the divergence in rewards, TRL's default of PPO; GRPO has none there, and no reference."""
 
 Lengths = Literal["fixed", "ragged"]
 PAD, END = VOCABULARY - 2, VOCABULARY - 1

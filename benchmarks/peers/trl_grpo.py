@@ -30,10 +30,9 @@ class Rule:
 
 
 def configuration(run: Run) -> GRPOConfig:
-    """8 prompts x 8 samples, one update an iteration.
+    """8 prompts x 8 samples, one update an iteration, without a reference.
 
-    beta is TRL's default (0, without a reference) unless `run.kl` is given. What vLLM generates is trained on
-    as it is, as one update needs no more.
+    What vLLM generates is trained on as it is, as one update needs no more.
     """
     vllm = {
         "use_vllm": True,
@@ -48,7 +47,7 @@ def configuration(run: Run) -> GRPOConfig:
         steps_per_generation=run.micro_batches,
         num_iterations=1,
         max_completion_length=RESPONSE_TOKENS,
-        beta=run.kl or 0.0,
+        beta=0.0,
         logging_strategy="no",
         **(vllm if run.generator == "vllm" else {}),
     )

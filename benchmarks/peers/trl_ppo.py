@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import LlamaForSequenceClassification, PreTrainedTokenizerBase
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 from trl_setup import Laps, bare_arguments, policy, report, tokenizer
-from workload import RESPONSE_TOKENS, SEQUENCES, read_prompts, reward
+from workload import KL, RESPONSE_TOKENS, SEQUENCES, read_prompts, reward
 
 
 class Rule(nn.Module):
@@ -45,10 +45,7 @@ class Rule(nn.Module):
 
 
 def configuration(run: Run) -> PPOConfig:
-    """64 prompts x 1 sample, one update an iteration.
-
-    The KL coefficient is TRL's default unless `run.kl` is given.
-    """
+    """64 prompts x 1 sample, one update an iteration."""
     return PPOConfig(
         **bare_arguments(run),
         total_episodes=SEQUENCES * (run.warmup + run.iterations),
@@ -58,7 +55,7 @@ def configuration(run: Run) -> PPOConfig:
         response_length=RESPONSE_TOKENS,
         stop_token="eos" if run.lengths == "ragged" else None,
         num_sample_generations=0,
-        kl_coef=0.05 if run.kl is None else run.kl,
+        kl_coef=KL,
     )
 
 

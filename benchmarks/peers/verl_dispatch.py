@@ -13,7 +13,7 @@ import time
 
 import ray
 import torch
-from exchange import Exchange, Timing, from_command_line
+from exchange import Exchange, Timing
 from turns import turns
 from verl import DataProto
 from verl.protocol import DataProtoFuture
@@ -104,4 +104,4 @@ def _done(data: DataProto | DataProtoFuture) -> DataProto | DataProtoFuture:
 
 
 if __name__ == "__main__":
-    print(json.dumps(dataclasses.asdict(measure(from_command_line()))))
+    print(json.dumps(dataclasses.asdict(measure(Exchange()))))

@@ -23,6 +23,7 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer, ResourcePoolManager, Rol
 from verl.utils import tracking
 from verl.utils.dataset.rl_dataset import collate_fn
 from workload import (
+    KL,
     LEARNING_RATE,
     PROMPT_TOKENS,
     RESPONSE_TOKENS,
@@ -115,7 +116,6 @@ def options(run: Run) -> list[str]:
     samples, ppo = samples_per_prompt(run.algo), run.algo == "ppo"
     prompts, micro = SEQUENCES // samples, SEQUENCES // run.processes // run.micro_batches
     precision = PRECISION[run.dtype]
-    kl = (0.05 if ppo else 0.0) if run.kl is None else run.kl
     return [
         "trainer.device=cpu",
         "trainer.nnodes=1",
@@ -133,8 +133,8 @@ def options(run: Run) -> list[str]:
         "data.dataloader_num_workers=0",
         f"algorithm.adv_estimator={'gae' if ppo else 'grpo'}",
         "algorithm.lam=0.95",
-        f"algorithm.use_kl_in_reward={ppo and kl > 0}",
-        f"algorithm.kl_ctrl.kl_coef={kl}",
+        f"algorithm.use_kl_in_reward={ppo}",
+        f"algorithm.kl_ctrl.kl_coef={KL}",
         f"actor_rollout_ref.model.path={run.workload.model}",
         "+actor_rollout_ref.model.override_config.pad_token_id=null",
         "actor_rollout_ref.model.enable_gradient_checkpointing=false",
@@ -142,8 +142,7 @@ def options(run: Run) -> list[str]:
         f"{ACTOR}.ppo_micro_batch_size_per_gpu={micro}",
         f"{ACTOR}.optim.lr={LEARNING_RATE}",
         f"{ACTOR}.use_torch_compile=false",
-        f"{ACTOR}.use_kl_loss={not ppo and kl > 0}",
-        f"{ACTOR}.kl_loss_coef={kl}",
+        f"{ACTOR}.use_kl_loss=false",
         f"+{ACTOR}.fsdp_config.mixed_precision={precision}",
         f"{REFERENCE}.log_prob_micro_batch_size_per_gpu={micro}",
         f"+{REFERENCE}.fsdp_config.mixed_precision={precision}",
@@ -175,7 +174,7 @@ def train(run: Run, watch: Stopwatch) -> None:
     roles = {Role.ActorRollout: ray.remote(verl_workers.Actor)}
     if config.algorithm.adv_estimator == "gae":
         roles[Role.Critic] = ray.remote(verl_workers.Critic)
-    if config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss:
+    if config.algorithm.use_kl_in_reward:
         roles[Role.RefPolicy] = ray.remote(verl_workers.Actor)
     rows, rule = Prompts(run, words), Rule(watch, words)
     trainer = RayPPOTrainer(
