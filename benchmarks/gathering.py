@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -91,25 +92,34 @@ class Transition(ABC):
     def release(self) -> None:  # noqa: B027 - a copy needs only to be dropped
         """Go back to training, once the generation shard is dropped."""
 
+    @abstractmethod
     def expected(self) -> dict[str, Tensor]:
         """What `gather` must give."""
-        return self._rank.shard("vanilla")
 
 
 class HybridFlow(Transition):
     """Ours: the training shard is a part of the generation shard."""
 
+    rule: ClassVar[Rule] = "hybridflow"
+    buffer: ClassVar[type[HybridBuffer | GatheredShard]] = HybridBuffer
+
     def __init__(self, rank: Rank) -> None:
         super().__init__(rank)
-        groups = rank.layout.generating.groups("micro")
-        self._buffer = HybridBuffer(
+        layout = replace(
+            rank.layout, generation=replace(rank.layout.generation or Generation(), rule=self.rule)
+        )
+        self._buffer = self.buffer(
             rank.params,
             rank.stages,
-            rank.layout,
+            layout,
             rank=rank.rank,
-            group=_group(groups),
+            group=_group(self.groups(layout)),
             parameters={name: nn.Parameter(value) for name, value in rank.trained().items()},
         )
+
+    def groups(self, layout: ParallelLayout) -> list[list[int]]:
+        """Ranks that gather together."""
+        return layout.generating.groups("micro")
 
     @property
     def trained(self) -> list[Tensor]:
@@ -128,38 +138,18 @@ class HybridFlow(Transition):
 
     def expected(self) -> dict[str, Tensor]:
         """What `gather` must give."""
-        return self._rank.shard("hybridflow")
+        return self._rank.shard(self.rule)
 
 
-class HybridFlowV(Transition):
+class HybridFlowV(HybridFlow):
     """Gathers the whole model within the training replica."""
 
-    def __init__(self, rank: Rank) -> None:
-        super().__init__(rank)
-        generation = replace(rank.layout.generation or Generation(), rule="vanilla")
-        self._gathered = GatheredShard(
-            rank.params,
-            rank.stages,
-            replace(rank.layout, generation=generation),
-            rank=rank.rank,
-            group=_group(rank.layout.replicas),
-            parameters={name: nn.Parameter(value) for name, value in rank.trained().items()},
-        )
+    rule = "vanilla"
+    buffer = GatheredShard
 
-    @property
-    def trained(self) -> list[Tensor]:
-        """The tensors that train."""
-        return [parameter.data for parameter in self._gathered.parameters.values()]
-
-    def gather(self) -> dict[str, Tensor]:
-        """Make the generation shard."""
-        shard = self._gathered.gather()
-        self.received_bytes = self._gathered.received_bytes
-        return shard
-
-    def release(self) -> None:
-        """Drop the copy."""
-        self._gathered.release()
+    def groups(self, layout: ParallelLayout) -> list[list[int]]:
+        """Training replicas."""
+        return layout.replicas
 
 
 class DeepSpeedChat(Transition):

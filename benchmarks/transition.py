@@ -23,11 +23,11 @@ import torch
 import torch.distributed as dist
 from gathering import DeepSpeedChat, HybridFlow, HybridFlowV, Rank, Transition
 from spread import machine, spread
-from torch import Tensor
 from transformers import LlamaConfig
 
 from rlhf_lightning.engines.conversion import Conversion
 from rlhf_lightning.parallel import Generation, ParallelLayout, Sharded, even_stages
+from rlhf_lightning.parallel.transition import storage_bytes
 
 _M_MMAP_THRESHOLD = -3
 """From malloc.h."""
@@ -99,12 +99,6 @@ class Measured:
     """There and back, of each round."""
 
 
-def storage_bytes(tensors: Sequence[Tensor]) -> int:
-    """Bytes of the memory behind tensors, each piece once."""
-    found = [tensor.untyped_storage() for tensor in tensors]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in found}.values())
-
-
 class Memory:
     """The peak of this process over what it held at first."""
 
@@ -150,7 +144,7 @@ def checked(way: Transition, device: torch.device) -> dict[str, int]:
     training_bytes = storage_bytes(way.trained)
     memory = Memory(device)
     shard = way.gather()
-    shard_bytes = storage_bytes(list(shard.values()))
+    shard_bytes = storage_bytes(shard.values())
     twice_bytes = storage_bytes([*shard.values(), *way.trained]) - shard_bytes
     peak_bytes = training_bytes + memory.risen_bytes()
     expected = way.expected()
