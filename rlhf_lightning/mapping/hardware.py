@@ -156,8 +156,6 @@ CPU = Hardware(
     overhead=Overhead(layer=1e-3, decode_step=1e-3, decode_layer=1e-3, transition=0.01, call=3e-3),
 )
 
-_IGNORED = "peak_flops_fp8"
-"""A key that older versions of `rlhf calibrate` wrote; nothing reads it."""
 _UNITS = {
     "memory_bytes": "bytes, such as 80e9",
     "memory_bandwidth": "bytes a second, such as 2e12",
@@ -207,8 +205,7 @@ def build(source: str, values: dict[str, Any]) -> Hardware:
         if not isinstance(given, dict):
             raise ValueError(f"{source}: {key} is {given!r}, and has to hold keys of its own.")
         parts[key] = _build(source, type(usual), {**dataclasses.asdict(usual), **given})
-    known = {key: value for key, value in values.items() if key != _IGNORED}
-    hardware: Hardware = _build(source, Hardware, {**known, **parts})
+    hardware: Hardware = _build(source, Hardware, {**values, **parts})
     return hardware
 
 

@@ -87,7 +87,6 @@ class Phase:
         if layout.get("generation"):
             layout["generation"] = Generation(**layout["generation"])
         workload["lengths"] = tuple(workload["lengths"])
-        workload.pop("epochs", None)  # 1 in all files, and no longer written
         rebuilt = {
             "devices": tuple(values["devices"]),
             "shape": ModelShape(**values["shape"]),

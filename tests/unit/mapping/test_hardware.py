@@ -19,13 +19,6 @@ def test_a_saved_file_is_read_back(tmp_path: Path) -> None:
     assert hardware.load(str(tmp_path / "mine.yaml")) == hardware.H200
 
 
-def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    hardware.save(hardware.A100, tmp_path / "a.yaml")
-    with (tmp_path / "a.yaml").open("a") as file:
-        file.write("peak_flops_fp8: 0.0\n")
-    assert hardware.load(str(tmp_path / "a.yaml")) == hardware.A100
-
-
 def test_a_users_file_needs_no_more_than_the_numbers_of_a_data_sheet(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         "name: mine\ngpus_per_node: 4\nmemory_bytes: 48e9\nmemory_bandwidth: 8.0e+11\npeak_flops: 150e12\n"

@@ -74,10 +74,7 @@ def test_seconds_that_no_model_accounts_for() -> None:
 
 def test_through_a_file() -> None:
     one = iteration(phase("actor", "generate"), replace(phase("critic", "train"), layout=ParallelLayout()))
-    written = json.loads(json.dumps(one.as_dict()))
-    assert Iteration.of(written) == one
-    written["phases"][0]["workload"]["epochs"] = 1  # as in files of earlier runs
-    assert Iteration.of(written) == one
+    assert Iteration.of(json.loads(json.dumps(one.as_dict()))) == one
 
 
 @pytest.mark.parametrize(("reshards", "defers"), [(True, True), (False, True), (False, False)])
