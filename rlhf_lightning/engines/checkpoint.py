@@ -26,8 +26,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from rlhf_lightning.engines.dtensor import local
-from rlhf_lightning.engines.headers import read_header
-from rlhf_lightning.engines.tensor_files import save_file
+from rlhf_lightning.engines.tensor_files import read_header, save_file
 
 _FILE = "engine.json"
 _SHAPES = "shapes"

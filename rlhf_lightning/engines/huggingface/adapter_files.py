@@ -16,9 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlhf_lightning.engines.headers import read_header
 from rlhf_lightning.engines.huggingface.source import ADAPTER_CONFIG, copy_tokenizer, read_json, resolve
-from rlhf_lightning.engines.tensor_files import save_file
+from rlhf_lightning.engines.tensor_files import read_header, save_file
 from rlhf_lightning.spec import EMBEDDED, LoRA, ModelSpec
 
 HEAD = "score.weight"

@@ -20,7 +20,6 @@ from transformers import (
 
 from rlhf_lightning.engines.checkpoint import check_files, read_state
 from rlhf_lightning.engines.head import Head
-from rlhf_lightning.engines.headers import read_header
 from rlhf_lightning.engines.huggingface.adapter_files import HEAD, check_adapter_files
 from rlhf_lightning.engines.huggingface.adapters import adapt, check_lora
 from rlhf_lightning.engines.huggingface.models import empty_model, headless
@@ -34,6 +33,7 @@ from rlhf_lightning.engines.huggingface.source import (
 )
 from rlhf_lightning.engines.huggingface.tensor_plan import check_plan
 from rlhf_lightning.engines.packed.attention import ADVICE, try_first_layer, why_not_packed
+from rlhf_lightning.engines.tensor_files import read_header
 from rlhf_lightning.engines.train_config import naming_path
 from rlhf_lightning.extras import import_extra
 from rlhf_lightning.spec import ModelSpec

@@ -13,7 +13,7 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import safe_open
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from rlhf_lightning.engines.headers import read_header
+from rlhf_lightning.engines.tensor_files import read_header
 from rlhf_lightning.spec import EMBEDDED, ModelSpec, export_first
 
 _EMBEDDED_DIRECTORY = Path(__file__).parents[2] / "embedded"

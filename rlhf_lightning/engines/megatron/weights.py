@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ from rlhf_lightning.engines.huggingface.adapter_files import HEAD
 from rlhf_lightning.engines.huggingface.models import empty_model, fresh_head, headless, load_model
 from rlhf_lightning.engines.huggingface.source import check_model, resolve, weight_files
 from rlhf_lightning.engines.megatron.optimizer import FrozenParameters, ShardedAdamW
+from rlhf_lightning.engines.tensor_files import read_header
 from rlhf_lightning.parallel.sharding import Sharded, holds
 from rlhf_lightning.parallel.world import Seat
 from rlhf_lightning.spec import ModelSpec
@@ -145,7 +146,7 @@ def _source(spec: ModelSpec, conversion: Conversion, names: Sequence[str]) -> Re
     """
     directory = resolve(spec)
     check_model(spec)
-    files = _files(directory)
+    files = {name: file for file in weight_files(directory) for name in read_header(file)}
     lacking = set(names) - files.keys()
     both = conversion.tied and conversion.names(OUTPUT)[0] in files  # a whole model knows whether they differ
     if not lacking and not both:
@@ -158,14 +159,6 @@ def _source(spec: ModelSpec, conversion: Conversion, names: Sequence[str]) -> Re
     _, model = load_model(spec, conversion.head)
     loaded = {name: p.detach() for name, p in model.named_parameters()}
     return loaded.__getitem__
-
-
-def _files(directory: Path) -> Mapping[str, Path]:
-    found: dict[str, Path] = {}
-    for file in weight_files(directory):
-        with safe_open(file, "pt") as opened:
-            found |= dict.fromkeys(opened.keys(), file)
-    return found
 
 
 def _read(file: Path, name: str) -> Tensor:
