@@ -42,6 +42,10 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
     """Whether vLLM may generate in the memory of the training weights, on a CPU."""
     takes_sizes: ClassVar[bool] = False
     """Whether a strategy may choose p and t for each model."""
+    masters_beside: ClassVar[bool] = False
+    """Whether float32 masters lie beside the parameters in float32 too, and beside shards of them."""
+    keeps_gradients: ClassVar[bool] = True
+    """Whether the memory of gradients stays taken from one update to the next."""
 
     max_tokens_per_micro_batch: int = 0
     """Tokens computed at once on a device; a longer row is computed alone. 0: 2,048 on a CPU, else 16,384."""
@@ -142,11 +146,6 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
         return False
 
     @property
-    def masters_beside(self) -> bool:
-        """Whether float32 masters lie beside the parameters in float32 too, and beside shards of them."""
-        return False
-
-    @property
     def sequence_parallel(self) -> bool:
         """Whether tensor shards also share the activations between their matrix products."""
         return False
@@ -159,11 +158,6 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
     @property
     def held_once(self) -> bool:
         """Whether an actor's training shard is a part of its generation shard."""
-        return True
-
-    @property
-    def keeps_gradients(self) -> bool:
-        """Whether the memory of gradients stays taken from one update to the next."""
         return True
 
     def reshards(self, *, on_cpu: bool) -> bool:

@@ -22,6 +22,7 @@ class ZeRO(TrainConfig):
     """
 
     option: ClassVar[str] = "strategy.settings.zero"
+    masters_beside: ClassVar[bool] = True
 
     stage: Literal[1, 2, 3] = 2
     """What is sharded over the ranks: 1 masters and moments, 2 gradients too, 3 parameters too."""
@@ -85,11 +86,6 @@ class ZeRO(TrainConfig):
         """See `TrainConfig.sharding`."""
         stages: dict[int, Sharding] = {1: "states", 2: "gradients", 3: "full"}
         return stages[self.stage]
-
-    @property
-    def masters_beside(self) -> bool:
-        """See `TrainConfig.masters_beside`."""
-        return True
 
     def for_frozen(self) -> FSDP:
         """The FSDP options for frozen models: whole copies, or in stage 3 sharded as finely."""

@@ -26,6 +26,7 @@ class FSDP(TrainConfig):
 
     option: ClassVar[str] = "strategy.settings.train"
     trains_adapters: ClassVar[bool] = True
+    keeps_gradients: ClassVar[bool] = False
 
     kept_tokens: int = 0
     """Tokens per device for which work is kept for an update of the same rows: of `compute_values` and
@@ -44,16 +45,9 @@ class FSDP(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kept_tokens < 0:
-            raise ValueError(
-                f"strategy.settings.train.kept_tokens={self.kept_tokens}: is negative. "
-                "Try 0, which keeps nothing."
-            )
-        if self.shard < 0:
-            raise ValueError(
-                f"strategy.settings.train.shard={self.shard}: is negative. "
-                "Try 0, which divides over all ranks."
-            )
+        for name, zero in (("kept_tokens", "keeps nothing"), ("shard", "divides over all ranks")):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"{self.option}.{name}={value}: is negative. Try 0, which {zero}.")
         if self.compile_layers and self.tensor > 1:
             raise ValueError(
                 f"strategy.settings.train.compile_layers=true with tensor={self.tensor}: divided layers are "
@@ -154,11 +148,6 @@ class FSDP(TrainConfig):
     def shared_by(self) -> int:
         """See `TrainConfig.shared_by`."""
         return self.shard if self.shard > 1 else 0
-
-    @property
-    def keeps_gradients(self) -> bool:
-        """See `TrainConfig.keeps_gradients`: a step frees them."""
-        return False
 
     def reshards(self, *, on_cpu: bool) -> bool:
         """See `TrainConfig.reshards`."""
