@@ -21,11 +21,7 @@ Place = int | Literal["first", "last", "ends"]
 
 @dataclass(frozen=True)
 class Sharded:
-    """A parameter of the whole model, and how it is divided.
-
-    Raises:
-        ValueError: the sections do not add up to the size of the divided dimension.
-    """
+    """A parameter of the whole model, and how it is divided."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,14 +31,7 @@ class Sharded:
     dim: int | None = None
     """Dimension that tensor parallelism divides; None: every tensor rank has it whole."""
     sections: tuple[int, ...] = ()
-    """Sizes along `dim` of what is fused, each divided by itself; empty for one section."""
-
-    def __post_init__(self) -> None:
-        if self.dim is not None and self.sections and sum(self.sections) != self.shape[self.dim]:
-            raise ValueError(
-                f"Sharded({self.name}, shape={self.shape}, dim={self.dim}, sections={self.sections}): the "
-                f"sections add up to {sum(self.sections)}. Make them {self.shape[self.dim]}."
-            )
+    """Sizes along `dim` of what is fused, each divided by itself: all of it; empty for one section."""
 
     @property
     def numel(self) -> int:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from rlhf_lightning.parallel.buckets import Slot, buckets, param_of, stored_as
 from rlhf_lightning.parallel.layout import ParallelLayout
-from rlhf_lightning.parallel.sharding import Sharded, holds
+from rlhf_lightning.parallel.sharding import Sharded
 
 IN_FLIGHT = 2
 """Buckets being exchanged at the same time."""
@@ -34,9 +34,6 @@ class HybridBuffer:
 
     The `nn.Parameter` objects stay the same, only their `.data` moves. A parameter divided along dimension 1
     lies transposed in memory, in training too, so that its strides never change.
-
-    Raises:
-        ValueError: the layout generates by the vanilla rule; the group or the parameters are not this rank's.
     """
 
     params: Sequence[Sharded]
@@ -44,7 +41,7 @@ class HybridBuffer:
     stages: Sequence[Sequence[int]]
     """Layers of each training stage."""
     layout: ParallelLayout
-    """Training and generation."""
+    """Training, and generation by HybridFlow's rule."""
     _: KW_ONLY
     rank: int
     """Within the layout."""
@@ -56,7 +53,6 @@ class HybridBuffer:
     """Bytes that the last `gather` received from other ranks."""
 
     def __post_init__(self) -> None:
-        _check(self)
         at = self.layout.generating.coordinate(self.rank)
         self._member = at.micro
         self._buckets = buckets(self.params, self.stages, self.layout.generating, stage=at.p)
@@ -175,35 +171,3 @@ def _started(work: dist.Work | None) -> dist.Work:
 def _wait(works: Iterable[dist.Work]) -> None:
     for work in works:
         work.wait()
-
-
-def _check(buffer: HybridBuffer) -> None:
-    """Refuse arguments that would only fail, or hang, in the first transition."""
-    generating = buffer.layout.generating
-    at, train = generating.coordinate(buffer.rank), buffer.layout.coordinate(buffer.rank)
-    if generating.rule != "hybridflow":
-        raise ValueError(
-            f"HybridBuffer(rule={generating.rule!r}): under this rule a rank's training shard is no part of "
-            "its generation shard. Take rule='hybridflow'."
-        )
-    size, member = dist.get_world_size(buffer.group), dist.get_rank(buffer.group)
-    if (size, member) != (generating.num_micro, at.micro):
-        raise ValueError(
-            f"HybridBuffer(rank={buffer.rank}): the group has this rank as {member} of {size}, the layout "
-            f"as {at.micro} of {generating.num_micro}. Give ModelGroups.micro, devices in the ranks' order."
-        )
-    wanted = {
-        param.name: param.shard_shape(buffer.layout.t)
-        for param in buffer.params
-        if holds(param, buffer.stages, train.p)
-    }
-    given = {name: tuple(parameter.shape) for name, parameter in buffer.parameters.items()}
-    wrong = sorted(n for n in wanted.keys() | given.keys() if wanted.get(n) != given.get(n))
-    if wrong:
-        raise ValueError(
-            f"HybridBuffer(rank={buffer.rank}): {wrong[0]} is {given.get(wrong[0])}, and stage {train.p} "
-            f"trains {wanted.get(wrong[0])} ({len(wrong)} such parameters). Give all that the stage trains."
-        )
-    kinds = sorted({f"{p.dtype} on {p.device}" for p in buffer.parameters.values()})
-    if len(kinds) > 1:
-        raise ValueError(f"HybridBuffer: parameters are {' and '.join(kinds)}. Make them all alike.")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rlhf_lightning.parallel import Generation, transition
+from rlhf_lightning.parallel import transition
 from rlhf_lightning.parallel.buckets import stored_as
 from tests.unit import spmd
 from tests.unit.parallel import memory
@@ -210,31 +208,3 @@ def test_twenty_transitions_leave_nothing() -> None:
     for rank, (growth, before, after) in enumerate(spmd.run(4, again_and_again, case)):
         assert before == after
         assert growth < 20 * (case.generation_bytes(rank) - case.training_bytes(rank)) / 4
-
-
-def refused(_: dist.ProcessGroup, case: Case) -> None:
-    good = case.buffer()
-    vanilla = replace(case.layout, generation=Generation(1, 1, rule="vanilla"))
-    with pytest.raises(ValueError, match=r"rule='vanilla'.*Take rule='hybridflow'"):
-        replace(good, layout=vanilla)
-    with pytest.raises(
-        ValueError, match=re.escape(f"has this rank as {dist.get_rank()} of 2, the layout as")
-    ):
-        replace(good, rank=1 - dist.get_rank())
-    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-    with pytest.raises(ValueError, match=f"this rank as 0 of 1, the layout as {dist.get_rank()} of 2"):
-        replace(good, group=alone)
-    wrong = dict(good.parameters)
-    shape = tuple(wrong.pop("1.fc2").shape)
-    with pytest.raises(ValueError, match=re.escape(f"1.fc2 is None, and stage 0 trains {shape} (1 such")):
-        replace(good, parameters=wrong)
-    more = {**good.parameters, "9.norm": nn.Parameter(torch.zeros(1))}
-    with pytest.raises(ValueError, match=re.escape("9.norm is (1,), and stage 0 trains None (1 such")):
-        replace(good, parameters=more)
-    wrong["1.fc2"] = nn.Parameter(good.parameters["1.fc2"].bfloat16())
-    with pytest.raises(ValueError, match=re.escape("parameters are torch.bfloat16 on cpu and torch.float32")):
-        replace(good, parameters=wrong)
-
-
-def test_what_cannot_work_is_refused() -> None:
-    spmd.run(2, refused, Case((1, 2, 1), (1, 1)))

@@ -17,7 +17,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from rlhf_lightning.engines.host_linear import reordered_weights
 from rlhf_lightning.engines.native.kv import Cached
 from rlhf_lightning.engines.native.rotary import has_static_angles
-from rlhf_lightning.engines.packed.attention import IMPLEMENTATION
 from rlhf_lightning.engines.packed.record import Record
 from rlhf_lightning.spec import EXPERTS
 
@@ -93,21 +92,12 @@ class Decoder(Protocol):
 
 
 class WholeDecoder:
-    """A Hugging Face causal language model in evaluation mode, whole on this rank.
-
-    Raises:
-        ValueError: the module was not prepared by `use_interface`.
-    """
+    """A Hugging Face causal language model, prepared by `use_interface`, in evaluation mode, on one rank."""
 
     record: Record | None = None
     """See `Decoder.record`; only `FusedDecoder` has one."""
 
     def __init__(self, module: PreTrainedModel) -> None:
-        name, attention = type(module).__name__, module.config._attn_implementation
-        if attention != IMPLEMENTATION:
-            raise ValueError(
-                f"WholeDecoder({name}): its attention is {attention!r}. Call use_interface(module) first."
-            )
         self.module = module
 
     @property

@@ -298,8 +298,6 @@ def test_wrong_configurations_are_refused() -> None:
         Native(slots=-1)
     with pytest.raises(ValueError, match=r"^strategy.settings.generate.refill=0"):
         Native(refill=0)
-    with pytest.raises(ValueError, match=r"Call use_interface\(module\) first"):
-        decoder_of(decoder("llama"))
 
 
 @pytest.mark.parametrize("kind", [*KINDS, WIDE, *NARROW])
