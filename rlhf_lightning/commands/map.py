@@ -233,8 +233,7 @@ def _parser(roles: Sequence[str]) -> argparse.ArgumentParser:
         "--hardware",
         default="a100-80gb",
         help=f"{', '.join(hardware.KNOWN)}, or a YAML file as `rlhf calibrate` writes it "
-        "(default %(default)s); of several kinds a100-80gb:16,h100-80gb:8, or a YAML "
-        "list of {hardware: a100-80gb, devices: 16}",
+        "(default %(default)s); of several kinds a100-80gb:16,h100-80gb:8",
     )
     add(
         "--model",

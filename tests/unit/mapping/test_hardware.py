@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml  # type: ignore[import-untyped]
 
-from rlhf_lightning.mapping import cluster, hardware
+from rlhf_lightning.mapping import hardware
 from rlhf_lightning.mapping.machine import this_machine
 
 pytestmark = pytest.mark.unit
@@ -105,8 +105,6 @@ def test_what_is_no_yaml_is_named(tmp_path: Path) -> None:
     path.write_text("a: [1\nb: }")
     with pytest.raises(ValueError, match=r"mine\.yaml, line 2: is not YAML: expected ',' or ']'"):
         hardware.load(str(path))
-    with pytest.raises(ValueError, match=r"mine\.yaml, line 2: is not YAML"):
-        cluster.load(str(path), None)
 
 
 def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
@@ -114,9 +112,6 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
     path.write_text("name: mine\nmemory_bytes: 48e9\nmemory_bytes: 24e9\n")
     with pytest.raises(ValueError, match=r"mine\.yaml, line 3: is not YAML: memory_bytes stands there twice"):
         hardware.load(str(path))
-    path.write_text("- {hardware: a100-80gb, devices: 8,\n   devices: 16}\n")
-    with pytest.raises(ValueError, match=r"mine\.yaml, line 2: is not YAML: devices stands there twice"):
-        cluster.load(str(path), None)
 
 
 def test_whole_numbers_may_have_a_point(tmp_path: Path) -> None:
