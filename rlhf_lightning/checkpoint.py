@@ -184,7 +184,7 @@ def find(path: str | os.PathLike[str]) -> Path:
         raise ValueError(f"{str(path)!r} lies in a checkpoint. Type {target.parent}.")
     held = (*target.glob("*.ckpt"), *target.glob("checkpoints/*.ckpt"))
     if inside := sorted(str(found) for found in held if find_complete(found)):
-        raise ValueError(f"{str(path)!r} is no checkpoint, and holds some. Type one: {', '.join(inside)}.")
+        raise ValueError(f"{str(path)!r} is not a checkpoint, and holds some. Type one: {', '.join(inside)}.")
     if (target / "config.json").is_file():
         begin = f"To begin a run with it, type --algo.actor.path {path} in place of --ckpt_path."
         raise ValueError(f"{str(path)!r} is a model, no checkpoint. {begin}")

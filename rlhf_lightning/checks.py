@@ -56,7 +56,7 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
     for name, least, why in (
         ("epochs", 1, "nothing would be learned"),
         ("mini_batch_size", 0, "nothing would be learned"),
-        ("critic_warmup_steps", 0, "is no number of iterations"),
+        ("critic_warmup_steps", 0, "is not a number of iterations"),
         ("reward_kl_coef", 0, "what leaves the reference would be rewarded"),
         ("stop_kl", 0, "no divergence is below 0, so the actor would pause after each first step"),
         ("multiplier_lr", 0, "the cost would weigh less where it is too high"),
@@ -85,7 +85,7 @@ def _check_stray_roles(algorithm: RLHFAlgorithm) -> None:
         if isinstance(value, Role) and name not in fields:
             role = type(value).__name__
             raise ValueError(
-                f"{kind.__name__}.{name} is no field, so nothing places it. Write `{name}: {role} = "
+                f"{kind.__name__}.{name} is not a field, so nothing places it. Write `{name}: {role} = "
                 f"field(default_factory={role})` in the class, with the type."
             )
         if name.startswith("_hparams"):  # what the user's own save_hyperparameters() has copied

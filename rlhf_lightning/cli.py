@@ -48,14 +48,14 @@ from rlhf_lightning.words import as_handed_on, chosen, config_files, resolved
 from rlhf_lightning.yaml_files import write_names
 
 DECIDED_BY_STRATEGY = {
-    "strategy": "The strategy stands for itself: --strategy NAME.",
-    "accelerator": "The strategy computes on the GPUs that there are, else on CPUs: leave the option out.",
+    "strategy": "The strategy is an option of its own: --strategy NAME.",
+    "accelerator": "The strategy computes on GPUs if there are any, else on CPUs: leave the option out.",
     "devices": "The strategy divides them: --strategy.devices N.",
     "num_nodes": "The nodes are those of the Ray cluster: --strategy.address HOST:PORT, or leave it out.",
     "precision": "Each model has a type: --algo.actor.dtype bfloat16.",
     "sync_batchnorm": "The strategy divides the models: leave the option out.",
     "use_distributed_sampler": "The strategy divides each batch: leave the option out.",
-    "barebones": "It has no room for metrics, by which a run is known: --trainer.logger false "
+    "barebones": "It leaves no room for metrics. Type --trainer.logger false "
     "--trainer.enable_checkpointing false --trainer.enable_progress_bar false.",
 }
 """Trainer options that the strategy decides, or no command can have, and what to type instead."""
@@ -78,7 +78,7 @@ HELP = {
     "that ships with it; `rlhf fit --algo.help ppo` lists the options of an algorithm.",
     "epilog": "Without a trainer: `rlhf export CHECKPOINT OUT` writes a Hugging Face directory, `rlhf map` "
     "finds where models run best on a cluster, `rlhf calibrate FILE` measures this machine for it, `rlhf "
-    "reshard` shows what it takes to get from training to generation.",
+    "reshard` shows what moving the actor from training to generation costs.",
 }
 """What `rlhf --help` and `--version` say."""
 IGNORED_MESSAGES = ("Tip: For seamless cloud", "GPU available: ", "TPU available: ")
@@ -197,13 +197,13 @@ class CommandLine(LightningCLI):
         known = ", ".join([*TRAINER_COMMANDS, *COMMANDS])
         first = args[0] if isinstance(args, list) and args else ""
         if first.startswith("-") and first not in ("-h", "--help", "--version"):
-            raise ValueError(f"the first word is no command. Choose from {known}.")
+            raise ValueError(f"the first word is not a command. Choose from {known}.")
         try:
             super().parse_arguments(parser, args)
         except ArgumentError as err:
             if "subcommand" in (said := str(err)):
                 typed = re.search("choice: '(.*?)'", said)
-                lacking = f"{typed[1]!r} is no command" if typed else "no command was typed"
+                lacking = f"{typed[1]!r} is not a command" if typed else "no command was typed"
                 raise ValueError(f"{lacking}. Choose from {known}.") from err
             words = args if isinstance(args, list) else []
             elsewhere = {f"trainer.{name}": said for name, said in DECIDED_BY_STRATEGY.items()}

@@ -55,7 +55,7 @@ def check_types(holder: object, *, name: str = "") -> None:
         if not _fits(value, hint):
             raise ValueError(f"{where}: has to be {' or '.join(_described(hint))}.")
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{where}: is no finite number. Type one, or leave {field.name} out.")
+            raise ValueError(f"{where}: is not a finite number. Type one, or leave {field.name} out.")
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             check_types(value, name=f"{name}.{field.name}" if name else field.name)
 

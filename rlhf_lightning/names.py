@@ -62,7 +62,7 @@ def no_class(said: str, given: str) -> str:
     """
     found = _OTHER.search(said)
     typed = "Type the import path of one, such as my_package.my_module.Mine."
-    return f"{given} is no {found[1]}. {typed}" if found else ""
+    return f"{given} is not a subclass of {found[1]}. {typed}" if found else ""
 
 
 def choices(option: str) -> dict[str, type]:

@@ -120,7 +120,7 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     (
         "repetition_penalty presence_penalty frequency_penalty logit_bias min_tokens min_new_tokens "
         "vllm_structured_outputs_regex"
-    ): "There is none: it changes what log-probabilities are of.",
+    ): "There is no such option: it would change what log-probabilities are of.",
     (
         "val_kwargs.* eval.temperature eval.top_p eval.max_new_tokens eval.n_samples_per_prompt "
         "eval_temperature eval_n_samples_per_prompt num_generations_eval"
@@ -269,7 +269,7 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "max_actor_ckpt_to_keep save_total_limit ckpt.max_num max_ckpt_num": (
         "A run keeps its newest checkpoint: leave it out."
     ),
-    "val_only": "Type rlhf validate in the place of rlhf fit.",
+    "val_only": "Type rlhf validate instead of rlhf fit.",
     "val_before_train eval_on_start": "Type --trainer.callbacks+=ValidateFirst.",
     "log_completions rollout_data_dir": "Type --trainer.callbacks+=Rollouts.",
     "log_val_generations": "Type --trainer.callbacks+=SampleTable --trainer.callbacks.rows N.",
@@ -326,7 +326,7 @@ _HERE: dict[str, tuple[str, ...] | str] = {
         "reward_model.rollout.prompt_length reward_model.rollout.response_length "
         "reward_model.rollout.gpu_memory_utilization reward_model.rollout.tensor_model_parallel_size"
     ): "A reward model computes as the others do: leave it out.",
-    "load_in_4bit load_in_8bit": "Weights are not quantised: there is none.",
+    "load_in_4bit load_in_8bit": "There is no such option: weights are not quantised.",
     "reward_model.enable": "A reward model is there where --algo.reward.path names one: leave it out.",
     (
         "hybrid_engine attn_implementation use_fused_kernels balance_batch log_prob_use_dynamic_bsz "

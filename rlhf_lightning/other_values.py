@@ -71,7 +71,7 @@ _HERE: dict[str, dict[str, str]] = {
     "scale_rewards norm_adv_by_std_in_grpo scale": {
         "group true": "Type --algo.scale std.",
         "false": "Type --algo.scale none.",
-        "batch": "There is none by the batch: --algo.scale has std, of the group, and none.",
+        "batch": "There is no scale of the batch: --algo.scale has std, that of the group, and none.",
     },
     "is_correction_type vllm_is_correction_type mode": {
         "tis": "Type --algo.policy_loss.correction.mode truncate.",
@@ -80,7 +80,7 @@ _HERE: dict[str, dict[str, str]] = {
     "dtype torch_dtype param_dtype model_dtype bf16": {
         "bf16 true": _BFLOAT16,
         "fp32 false": "Models compute in float32 unless --algo.actor.dtype is typed: leave it out.",
-        "fp16 float16 half": "There is none: --algo.actor.dtype has float32 and bfloat16.",
+        "fp16 float16 half": "There is no such type here: --algo.actor.dtype has float32 and bfloat16.",
     },
     "lr_scheduler_type lr_scheduler warmup_style schedule": {
         "cosine_with_min_lr cosine_warmup_with_min_lr": _FALLING,

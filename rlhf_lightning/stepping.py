@@ -115,6 +115,6 @@ def _undeclared(algorithm: LightningModule, name: str) -> str:
     """That it has no such role, and how it gets one."""
     has = [role for role, value in vars(algorithm).items() if isinstance(value, Role)]
     return (
-        f"self.{name} is no role of it, which has {', '.join(has)}. Write `{name}: {_ROLES[name]} = "
+        f"self.{name} is not a role of it, which has {', '.join(has)}. Write `{name}: {_ROLES[name]} = "
         f"field(default_factory={_ROLES[name]})` in the class."
     )

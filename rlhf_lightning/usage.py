@@ -92,7 +92,7 @@ def option_error(
     said, classes = _shortened(message), _CLASS.findall(message)
     if valued := value_elsewhere(message):
         dashes = f" {TWO_DASHES}" * bool(_ASSIGNED.match(said))
-        said = _NO_LIST.sub(r"\1: \2 is no list", _DOTTED.sub(r"'\1' is no class", said))
+        said = _NO_LIST.sub(r"\1: \2 is not a list", _DOTTED.sub(r"'\1' is not a class", said))
         return f"{said}.{dashes} {_of_model(valued, owners.get('algo'), kind='algo')}"
     if unknown := _UNKNOWN.search(message):
         option = unknown[1].replace("-", "_")
@@ -100,7 +100,7 @@ def option_error(
         return f"{said}. {decided}" if decided else f"{said}.{_suggestion(option, classes, owners)}"
     if wrong := _DOTTED.search(said) or _NO_GROUP.search(said):
         key = " ".join(re.findall(r"[\w.]+", said[: wrong.start()])[-1:])
-        what = "is no class" if wrong.re is _DOTTED else "is no group of options"
+        what = "is not a class" if wrong.re is _DOTTED else "is not a group of options"
         group = (option_classes(resolve_name(classes[-1])) if classes else owners).get(key)
         first = next((name for name in option_names(group) if f"{key}.{name}" not in elsewhere), "path")
         return f"{said[: wrong.start()]}{wrong[1]!r} {what}.{_class_suggestion(wrong[1], key, first)}"
@@ -143,7 +143,7 @@ def _as_list(classes: Sequence[str], found: re.Match[str]) -> str:
     items = [word if number.fullmatch(word) else json.dumps(word, ensure_ascii=False) for word in words]
     if value.startswith("{"):
         items = [_form_of_item(key, classes)]
-    return f"{key}: {value} is no list. Type '[{', '.join(items)}]', with the brackets."
+    return f"{key}: {value} is not a list. Type '[{', '.join(items)}]', with the brackets."
 
 
 def _form_of_item(key: str, classes: Sequence[str]) -> str:

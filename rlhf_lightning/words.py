@@ -249,7 +249,7 @@ def _with_values(words: Sequence[str]) -> list[str]:
     for word, after in pairwise([*words, "--"]):
         if word in _NAMED and after.startswith("-"):
             known = ", ".join(sorted(choices(_NAMED[word])))
-            raise ValueError(f"{word}: of which? Type {word} NAME: {known}.")
+            raise ValueError(f"{word}: which one? Type {word} NAME: {known}.")
         alone = _NESTED.fullmatch(word) and after.startswith("--") and not word.endswith(".help")
         if alone and not _is_theirs(word.removeprefix("--")):
             raise ValueError(f"{word}: no value stands behind it. Type {word} true, or another value.")
@@ -271,7 +271,7 @@ def _help_on_parts(words: list[str]) -> list[str]:
         if option in FOLDERS and parts[1:] and parts[-1] == "help":
             names = [name for before, name in pairwise(words) if _NAMED.get(before) == option]
             if not names:
-                raise ValueError(f"{word}: of which? Type --{option}.help NAME {word}.")
+                raise ValueError(f"{word}: of which class? Type --{option}.help NAME {word}.")
             return [f"--{option}.help", names[-1], f"--{option}.{parts[0]}.help"]
     return words
 

@@ -107,7 +107,7 @@ def _heading(found: Plan, algorithm: RLHFAlgorithm, options: argparse.Namespace)
     replicas = report.only_replicas(found)
     return (
         f"# rlhf fit -c {options.yaml} --data ...\n"
-        "# Write the directory or hub name of a model in the place of each path.\n"
+        "# Replace each path by the directory or hub name of a model.\n"
         f"# Predicted for --data.batch_size {options.batch} --data.max_prompt_tokens {options.prompt} "
         f"--{limit} {options.response}\n"
         f"# in {number} updates of {size} (--algo.mini_batch_size)" + (f"\n# {replicas}" if replicas else "")
@@ -210,7 +210,7 @@ def _algorithm(path: str) -> RLHFAlgorithm:
     except (ImportError, AttributeError) as err:
         raise ValueError(f"--algo {path}: cannot be imported ({err}).") from err
     if not (isinstance(found, type) and issubclass(found, RLHFAlgorithm)):
-        raise ValueError(f"--algo {path}: is no RLHFAlgorithm.")
+        raise ValueError(f"--algo {path}: is not an RLHFAlgorithm.")
     try:
         return found()
     except TypeError as err:

@@ -45,7 +45,7 @@ def count(text: str) -> int:
         ArgumentTypeError: the text is no such number.
     """
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 up")
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 up")
     return int(text)
 
 

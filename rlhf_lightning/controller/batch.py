@@ -65,7 +65,7 @@ class Batch:
         """
         if not isinstance(values, Mapping):
             raise TypeError(
-                f"a {type(values).__name__} is no batch: a batch is columns by name, such as prompt_ids. "
+                f"a {type(values).__name__} is not a batch: a batch is columns by name, such as prompt_ids. "
                 "Data modules make them: trainer.fit(..., datamodule=PromptData(path=...)), or of rows in "
                 "memory PromptData.from_rows(rows)."
             )

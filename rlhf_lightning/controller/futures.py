@@ -144,7 +144,7 @@ def _number(name: str, value: float) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as err:
         said = " ".join(str(value).split())[:60]
-        raise TypeError(f"metric {name!r}: {said} is no single number. Give its mean, say.") from err
+        raise TypeError(f"metric {name!r}: {said} is not a single number. Give its mean, say.") from err
 
 
 def _moved(numbers: Value[Numbers] | Numbers, group: str, to: str) -> Value[Numbers] | Numbers:

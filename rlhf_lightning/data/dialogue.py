@@ -39,7 +39,7 @@ def split_dialogues(dialogues: Sequence[str], *, where: str) -> tuple[str, list[
     end = next((e for e in reversed(ends) if all(d.startswith(first[:e]) for d in dialogues)), None)
     if end is None:
         raise ValueError(
-            f"{where}: {first[:60]!r} is no dialogue, or shares no turn with its other answer: "
+            f"{where}: {first[:60]!r} is not a dialogue, or shares no turn with its other answer: "
             rf"before an answer stands '\n\nHuman: ...\n\nAssistant:', the same in all. Remove the row."
         )
     return first[:end], [dialogue[end:] for dialogue in dialogues]

@@ -85,7 +85,7 @@ class PromptData(RowData):
         made = cls(path=IN_MEMORY, **options)
         made._given = RowSplit(listed(rows), listed(held_out), IN_MEMORY, IN_MEMORY)
         if not made._given.train:
-            raise ValueError(f"{cls.__name__}.from_rows(rows): there are none. Give at least one.")
+            raise ValueError(f"{cls.__name__}.from_rows(rows): there are no rows. Give at least one.")
         made._files()
         return made
 

@@ -170,7 +170,7 @@ def why_no_messages(value: object) -> str:
     """What is wrong with the first item that is no message, by number and role; empty where nothing is."""
     for number, message in enumerate(value if isinstance(value, list) else (), start=1):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            return f"item {number} is no {{role, content}} message"
+            return f"item {number} is not a {{role, content}} message"
         content = message.get("content")
         if not isinstance(content, str) and (content is not None or not message.get("tool_calls")):
             kind = "null" if content is None else f"a {type(content).__name__}"

@@ -72,8 +72,8 @@ def check_estimator(estimator: object) -> None:
     if isinstance(estimator, type) and issubclass(estimator, Estimator):
         raise TypeError(f"{name} is a class. Give one of it, {name}().")
     raise TypeError(
-        f"{name} is no estimator. Derive a frozen dataclass from rlhf_lightning.functional.Estimator, whose "
-        "__call__ is what you have."
+        f"{name} is not an estimator. Derive a frozen dataclass from rlhf_lightning.functional.Estimator, "
+        "whose __call__ is what you have."
     )
 
 

@@ -67,8 +67,8 @@ def read(run: Path) -> tuple[Hardware, list[Iteration]]:
                 iterations.append(Iteration.of(values))
         except (AttributeError, KeyError, TypeError, ValueError) as err:
             raise ValueError(
-                f"{path}, line {number}: is no measurement ({type(err).__name__}: {err}). Remove the line, "
-                f"or measure again: {_COMMAND} {path.parent}"
+                f"{path}, line {number}: is not a measurement ({type(err).__name__}: {err}). Remove the "
+                f"line, or measure again: {_COMMAND} {path.parent}"
             ) from err
     if hardware is None or not any(iteration.phases for iteration in iterations):
         raise ValueError(f"{path}: holds no iteration. Run a few: {_COMMAND} {path.parent}")

@@ -177,7 +177,7 @@ def _config(path: Path) -> dict[str, Any]:
     text = whole.get("text_config", whole) if isinstance(whole, dict) else None
     if not isinstance(text, dict):
         raise ValueError(
-            f"{path}: is no config.json of a model: it holds no mapping. Give that of a decoder."
+            f"{path}: is not the config.json of a model: it holds no mapping. Give that of a decoder."
         )
     said = {key: whole[key] for key in ("model_type", "tie_word_embeddings") if key in whole}
     return {**said, **text}

@@ -74,7 +74,7 @@ class Environment:
         for reply in found:
             if why := _why_no_text(reply):
                 raise ValueError(
-                    f"{whose}: returned {repr(reply)[:60]}, which is no text{why} Return a text, or None "
+                    f"{whose}: returned {repr(reply)[:60]}, which is not a text{why} Return a text, or None "
                     "where the response is complete."
                 )
         return cast("list[str | None]", found)

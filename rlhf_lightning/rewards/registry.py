@@ -83,7 +83,8 @@ def imported(name: str, *, what: str, others: str = "") -> Callable[..., object]
     module_name, _, attribute = name.rpartition(".")
     advice = f"{others}For your own function give its dotted path, such as mypackage.mymodule.myfunction."
     if not module_name:
-        raise ValueError(f"{what}: it is no {'short name' if others else 'dotted path'}. {advice}")
+        wanted = "short name" if others else "dotted path"
+        raise ValueError(f"{what}: it is not a {wanted}. {advice}")
     try:
         module = import_module(module_name)
     except (Exception, SystemExit) as err:  # it is the user's, and anything may happen there

@@ -24,8 +24,8 @@ class Follower(Remote):
     path: str = ""
     """As the actor's where empty."""
     decay: float | None = None
-    """Become an exponential average of the actor: keep this share of the own weights; None: stay.
-    With it the model is loaded, and sent weights, even where no term has a coefficient that reads it."""
+    """Follow the actor as an exponential average, keeping this share of its own weights; None: stay.
+    A model that follows is loaded, and sent weights, even if nothing reads it."""
     every: int = 1
     """Iterations after which it does so; with decay=0 the actor replaces it then (SPIN, iterative DPO)."""
 

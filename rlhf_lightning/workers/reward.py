@@ -62,7 +62,7 @@ class Reward(Judge, Role):
         super().check()
         if self.scores_steps and not self.path:
             raise ValueError(
-                "reward.per_token=steps: a model scores the steps, and there is none. Type "
+                "reward.per_token=steps: a model scores the steps, and this reward has none. Type "
                 "--algo.reward.path DIRECTORY, that of a process reward model, or "
                 "--algo.reward.per_token outcome."
             )

@@ -77,7 +77,7 @@ class Settings:
         for option, kinds in (("engine", (*_TRAINING, None)), ("generator", (*_GENERATING,))):
             if (kind := getattr(self, option)) not in kinds:
                 known = ", ".join(filter(None, kinds))
-                raise ValueError(f"strategy.settings.{option}={kind}: there is none. Try {known}.")
+                raise ValueError(f"strategy.settings.{option}={kind}: there is no such engine. Try {known}.")
         self.training.require()
         if self.generator == "vllm":
             require_vllm()

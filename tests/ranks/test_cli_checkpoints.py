@@ -105,7 +105,7 @@ def test_the_directory_of_a_run_and_the_parts_of_a_checkpoint_are_none(rlhf: Rlh
     shutil.copytree(trained, "runs/checkpoints/last.ckpt")
     for words in (("export", "runs", "out"), ("predict", *FIT[1:], *SHORT, "--ckpt_path", "runs")):
         said = rlhf.refused(*words)
-        assert said == "'runs' is no checkpoint, and holds some. Type one: runs/checkpoints/last.ckpt."
+        assert said == "'runs' is not a checkpoint, and holds some. Type one: runs/checkpoints/last.ckpt."
     for part in ("actor", "trainer.json"):
         said = rlhf.refused("export", str(trained / part), "out")
         assert said == f"{str(trained / part)!r} lies in a checkpoint. Type {trained}."

@@ -128,7 +128,8 @@ def test_one_value_for_the_options_of_a_part(rlhf: Rlhf, value: str) -> None:
     )
     message = rlhf.refused("fit", "-c", "mine.yaml", "--strategy", "local")
     given = {"null": "None"}.get(value, value)
-    said = f"optimizer: '{given}' is no group of options. Type its options one by one, such as optimizer.lr."
+    typed = "Type its options one by one, such as optimizer.lr."
+    said = f"optimizer: '{given}' is not a group of options. {typed}"
     assert message.endswith(f"Actor: {said}")
 
 
@@ -201,7 +202,7 @@ def test_a_callback_that_could_not_save_is_refused_before_anything_starts(rlhf: 
 
 def test_the_command_comes_first(rlhf: Rlhf) -> None:
     Path("mine.yaml").write_text("algo: ppo\n", encoding="utf-8")
-    said = "the first word is no command. Choose from fit,"
+    said = "the first word is not a command. Choose from fit,"
     assert rlhf.refused("-c", "mine.yaml", "fit").startswith(said)
     assert rlhf.refused("--print_config", "fit").startswith(said)
     assert rlhf.refused("--print_config", *FIT).startswith(said)

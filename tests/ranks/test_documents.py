@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from tests.conftest import ROOT
 from tests.documents import commands

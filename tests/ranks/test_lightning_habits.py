@@ -137,7 +137,7 @@ def test_batches_of_a_plain_loader_are_no_columns(tmp_path: Path) -> None:
     texts: DataLoader[str] = DataLoader(["Sort 21: ", "Sort 43: "], batch_size=2)  # type: ignore[arg-type]
     for held_out in (None, texts):
         run = trainer(Local(), tmp_path, limit_val_batches=1)
-        with pytest.raises(TypeError, match=r"^a list is no batch: .* datamodule=PromptData\(path="):
+        with pytest.raises(TypeError, match=r"^a list is not a batch: .* datamodule=PromptData\(path="):
             run.fit(grpo(), texts, held_out)
 
 

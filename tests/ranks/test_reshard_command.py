@@ -141,7 +141,7 @@ def test_a_picture_that_cannot_be_written(rlhf: Rlhf) -> None:
         (("1,12,1", "1,1", "--model", "llama-70b"), ("64 heads, 8 key-value heads", "Try t=8 or 16")),
         (("33,1,1", "1,1"), ("p=33 stages", "32 layers", "Try p=32")),
         (("1,1,1", "1,1", "--model", "llama-8b"), ("'llama-8b'", "llama-7b, llama-13b")),
-        (("1,1,1", "1,1", "--bytes", "0"), ("--bytes: 0 is no whole number",)),
+        (("1,1,1", "1,1", "--bytes", "0"), ("--bytes: 0 is not a whole number",)),
         (("1,1,1", "1,1", "--bytes", "5", "--model", "llama-7b"), ("not allowed with argument --bytes",)),
         (("1,1,1", "1,1", "--rule", "verl"), ("'verl'", "'hybridflow', 'vanilla', 'deepspeed-chat'")),
         (("1,1,1", "1,1", "--order", "dtp"), ("'dtp'", "'tpd', 'tdp'")),

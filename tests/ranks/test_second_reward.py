@@ -185,7 +185,7 @@ def test_on_an_algorithm_and_through_its_checkpoint(tmp_path: Path) -> None:
         ((), "SecondReward: no function is named. Type --trainer.callbacks.functions"),
         (
             ("--trainer.callbacks.functions=a_name",),
-            "SecondReward: reward function 'a_name': it is no short name. Short names: exact_match",
+            "SecondReward: reward function 'a_name': it is not a short name. Short names: exact_match",
         ),
     ],
     ids=["none", "unknown"],

@@ -270,7 +270,8 @@ class Speaking(RLHFAlgorithm):
     [
         (
             Bare,
-            "Bare.critic is no field, so nothing places it. Write `critic: Critic = field(default_factory=",
+            "Bare.critic is not a field, so nothing places it. Write `critic: Critic = "
+            "field(default_factory=",
         ),
         (Several, "Several.judges holds roles in a tuple, where nothing places them. Give each a field"),
         (Named, "Named.judges holds roles in a dict, where nothing places them."),
@@ -354,7 +355,8 @@ def test_what_a_step_returns(tmp_path: Path) -> None:
         TypeError, match=r"Returning\.step returned a NoneType\. Return what the updates returned"
     ):
         fit(Returning(), tmp_path)
-    with pytest.raises(TypeError, match=r"metric 'mine/scores': tensor\(\[0\., 0\.\]\) is no single number"):
+    many = r"metric 'mine/scores': tensor\(\[0\., 0\.\]\) is not a single number"
+    with pytest.raises(TypeError, match=many):
         fit(Returning(returned={"mine/scores": torch.zeros(2)}), tmp_path)
 
 
@@ -393,4 +395,4 @@ def test_a_skipped_step_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture
 def test_a_role_set_in_a_constructor_is_no_field(tmp_path: Path) -> None:
     algorithm = Unjudged()
     algorithm.second = Critic()  # type: ignore[assignment]
-    assert refusal(algorithm, tmp_path).startswith("Unjudged.second is no field")
+    assert refusal(algorithm, tmp_path).startswith("Unjudged.second is not a field")

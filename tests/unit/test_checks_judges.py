@@ -43,7 +43,7 @@ LENGTH = Reward(functions="length")
     [
         (
             {},
-            "prm.per_token=steps: a model scores the steps, and there is none. Type --algo.prm.path "
+            "prm.per_token=steps: a model scores the steps, and this reward has none. Type --algo.prm.path "
             "DIRECTORY, that of a process reward model, or --algo.prm.per_token outcome.",
         ),
         (
@@ -62,7 +62,7 @@ LENGTH = Reward(functions="length")
         ({"prm": LENGTH, "toxicity": Cost(functions=["length"] * 2)}, "toxicity.functions: length is named"),
         (
             {"prm": LENGTH, "toxicity": Cost(functions="too_lon")},
-            "toxicity function 'too_lon': it is no short",
+            "toxicity function 'too_lon': it is not a short",
         ),
         ({"prm": LENGTH, "toxicity": Cost(functions="length")}, "started"),
         ({"reward": Reward(clip=-1.0)}, "reward.clip=-1.0: no score is left."),

@@ -18,7 +18,10 @@ from tests.unit.algos.short import refusal
     [
         (lambda: PPO(epochs=0), "epochs=0: nothing would be learned. Give at least 1."),
         (lambda: PPO(mini_batch_size=-1), "mini_batch_size=-1: nothing would be learned. Give at least 0."),
-        (lambda: PPO(critic_warmup_steps=-2), "critic_warmup_steps=-2: is no number of iterations. Give at "),
+        (
+            lambda: PPO(critic_warmup_steps=-2),
+            "critic_warmup_steps=-2: is not a number of iterations. Give at ",
+        ),
         (lambda: RLOO(reward_kl_coef=-0.05), "reward_kl_coef=-0.05: what leaves the reference would be rew"),
         (lambda: PPO(stop_kl=-1.0), "stop_kl=-1.0: no divergence is below 0, so the actor would pause after"),
         (lambda: SafeRLHF(multiplier_lr=-0.1), "multiplier_lr=-0.1: the cost would weigh less where it is"),

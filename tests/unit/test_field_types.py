@@ -75,11 +75,11 @@ from rlhf_lightning.workers import Actor, Opponent, Reference, Reward
             {"path": "x", "safe_fields": "safe"},
             r"data\.safe_fields='safe': has to be of type tuple\[str, str\] or None",
         ),
-        (PolicyLoss, {"kl_coef": math.nan}, r"PolicyLoss\(kl_coef=nan\): is no finite number"),
+        (PolicyLoss, {"kl_coef": math.nan}, r"PolicyLoss\(kl_coef=nan\): is not a finite number"),
         (
             OptimizerSpec,
             {"lr": math.inf},
-            r"OptimizerSpec\(lr=inf\): is no finite number. Type one, or leave lr out",
+            r"OptimizerSpec\(lr=inf\): is not a finite number. Type one, or leave lr out",
         ),
     ],
     ids=str,
@@ -101,10 +101,10 @@ ROLES = {"actor": Actor, "reward": Reward}
         (PPO, "reward", {"per_token": "step"}, "reward.per_token='step': has to be 'outcome' or"),
         (PPO, "", {"epochs": 1.5}, "PPO(epochs=1.5): has to be of type int"),
         (PPO, "", {"policy_loss": None}, "PPO(policy_loss=None): has to be of type PolicyLoss"),
-        (PPO, "", {"stop_kl": math.nan}, "PPO(stop_kl=nan): is no finite number"),
-        (PPO, "", {"value_loss": ValueLoss(coef=math.inf)}, "value_loss.coef=inf: is no finite number"),
+        (PPO, "", {"stop_kl": math.nan}, "PPO(stop_kl=nan): is not a finite number"),
+        (PPO, "", {"value_loss": ValueLoss(coef=math.inf)}, "value_loss.coef=inf: is not a finite number"),
         (PPO, "", {"ptx_loss": SFTLoss(coef="1")}, "ptx_loss.coef='1': has to be of type float"),  # type: ignore[arg-type]
-        (PPO, "reward", {"clip": math.inf}, "reward.clip=inf: is no finite number"),
+        (PPO, "reward", {"clip": math.inf}, "reward.clip=inf: is not a finite number"),
     ],
 )
 def test_what_is_refused_of_an_algorithm_before_anything_starts(

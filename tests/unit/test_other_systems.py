@@ -116,11 +116,12 @@ def test_a_value_of_another_system_behind_an_option_of_ours_is_answered() -> Non
     for refused in (tried, f"Not a valid subclass of Logger\n    - {tried}"):
         given = f"  Errors:\n    - {refused}  Given value: ['console', 'wandb']"
         said = option_error(f'Parser key "trainer.logger":\n{given}', {})
-        assert said.startswith("trainer.logger: 'console' is no class. Type --trainer.logger WandbLogger --")
+        told = "is not a class. Type --trainer.logger WandbLogger --"
+        assert said.startswith(f"trainer.logger: 'console' {told}")
         said = option_error(f'Parser key "trainer.logger":\n{given}'.replace("wandb", "x"), {})
-        assert said == "trainer.logger: 'console' is no class. The console needs none: leave it out."
+        assert said == "trainer.logger: 'console' is not a class. The console needs none: leave it out."
         said = option_error(f'Parser key "trainer.logger":\n{given}'.replace("console", "swanlab"), {})
-        assert said.startswith("trainer.logger: 'swanlab' is no class. Type --trainer.logger WandbLogger --")
+        assert said.startswith(f"trainer.logger: 'swanlab' {told}")
     lacks = "the following arguments are required: save_dir"
     given = f"  Errors:\n    - {lacks}\n  Given value: [Namespace(init_args=Namespace(version=None))]"
     assert option_error(f'Parser key "trainer.logger":\n{given}', {}) == f"trainer.logger: {lacks}"
@@ -129,7 +130,7 @@ def test_a_value_of_another_system_behind_an_option_of_ours_is_answered() -> Non
     assert said.endswith(" Type --algo.actor.dtype bfloat16.")
     within = "Problem with given class_path 'rlhf_lightning.spec.LoRA':\n  Parser key \"target_modules\":\n"
     said = option_error(f"{within}    Expected a <class 'tuple'>. Got value: all-linear", {})
-    assert "target_modules: all-linear is no list. All linear layers have adapters unless it is" in said
+    assert "target_modules: all-linear is not a list. All linear layers have adapters unless it is" in said
 
 
 def test_what_values_are_here_are_options() -> None:
@@ -226,7 +227,7 @@ def test_what_needs_no_option_is_left_out(option: str) -> None:
         ("actor_rollout_ref.rollout.mode", "vLLM computes within the devices' processes, and weights go"),
         ("actor_rollout_ref.rollout.do_sample", "Answers are drawn: leave it out."),
         ("actor_rollout_ref.rollout.ignore_eos", "An answer ends at the end token: leave it out."),
-        ("min_new_tokens", "There is none: it changes what log-probabilities are of."),
+        ("min_new_tokens", "There is no such option: it would change what log-probabilities are of."),
         ("vllm.tensor_parallel_size", "With --strategy hybrid3d type --strategy.parallel.generate.t N."),
         ("strategy.settings.vllm.tensor_parallel_size", "With --strategy hybrid3d type --strategy.parallel."),
     ],

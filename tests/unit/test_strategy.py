@@ -76,7 +76,7 @@ def test_options_that_nothing_reads_are_refused(strategy: Strategy, message: str
 def test_a_wait_has_an_end() -> None:
     with pytest.raises(ValueError, match=r"strategy\.timeout_s=0: must be above 0"):
         Colocated(timeout_s=0)
-    with pytest.raises(ValueError, match=r"strategy\.timeout_s=nan: is no finite number"):
+    with pytest.raises(ValueError, match=r"strategy\.timeout_s=nan: is not a finite number"):
         Colocated(timeout_s=float("nan"))
 
 

@@ -35,7 +35,7 @@ class Forgetful(RLHFAlgorithm):
         (
             "critic",
             ValueError,
-            r"^Forgetful\.step: self\.critic is no role of it, which has actor\. Write `critic: Critic = "
+            r"^Forgetful\.step: self\.critic is not a role of it, which has actor\. Write `critic: Critic = "
             r"field\(default_factory=Critic\)` in the class\.$",
         ),
         ("numbers", AttributeError, "has no attribute 'numbers'"),
@@ -114,7 +114,11 @@ class Starting(Confusing):
     ("kind", "name", "says"),
     [
         (Evaluating, "reference.compute_values", "Reference has no compute_values, a call of Critic. Its"),
-        (Validating, "critic", "self.critic is no role of it, which has actor, reference. Write `critic: "),
+        (
+            Validating,
+            "critic",
+            "self.critic is not a role of it, which has actor, reference. Write `critic: ",
+        ),
         (Starting, "reference.compute_values", "Reference has no compute_values, a call of Critic. Its"),
     ],
 )

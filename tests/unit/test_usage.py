@@ -132,7 +132,7 @@ def test_a_class_that_refuses_its_options_says_so_alone() -> None:
 def test_a_name_that_is_no_class(key: str, name: str, meant: str) -> None:
     tried = f"  - Expected a dot import path string: {name}\n  - Expected a <class 'bool'>"
     said = f'Parser key "{key}":\n{tried}\nGiven value: {name}'
-    assert option_error(said, {}) == f"{key}: {name!r} is no class. {meant}"
+    assert option_error(said, {}) == f"{key}: {name!r} is not a class. {meant}"
 
 
 @pytest.mark.parametrize(
@@ -141,17 +141,17 @@ def test_a_name_that_is_no_class(key: str, name: str, meant: str) -> None:
         (
             "lora",
             "Expected a dot import path string: true",
-            "'true' is no class. Type its options one by one, such as lora.rank.",
+            "'true' is not a class. Type its options one by one, such as lora.rank.",
         ),
         (
             "optimizer",
             'Unable to load config \'3\'\n  - Parser key "optimizer": Unable to load config "3"',
-            "'3' is no group of options. Type its options one by one, such as optimizer.lr.",
+            "'3' is not a group of options. Type its options one by one, such as optimizer.lr.",
         ),
         (
             "sampling",
             'Unable to load config "None"',
-            "'None' is no group of options. Type its options one by one, such as sampling.max_new_tokens.",
+            "'None' is not a group of options. Type its options one by one, such as sampling.max_new_tokens.",
         ),
     ],
 )
@@ -164,7 +164,8 @@ def test_one_value_for_several_options(key: str, tried: str, told: str) -> None:
 def test_a_module_is_no_class() -> None:
     refused = "Import path does not correspond to a subclass of RLHFAlgorithm"
     said = option_error(f'Parser key "algo":\n    - {refused}\n  Given value: a.b', {})
-    assert said.startswith("algo: a.b is no RLHFAlgorithm. Type the import path of one, such as ")
+    told = "Type the import path of one, such as "
+    assert said.startswith(f"algo: a.b is not a subclass of RLHFAlgorithm. {told}")
 
 
 @pytest.mark.parametrize("option", FOLDERS)
@@ -188,20 +189,20 @@ def test_one_value_for_all_options_of_the_trainer() -> None:
     [
         (
             "stop_strings: Expected a <class 'tuple'>. Got value: </a> b",
-            "stop_strings: </a> b is no list. Type '[\"</a> b\"]', with the brackets.",
+            "stop_strings: </a> b is not a list. Type '[\"</a> b\"]', with the brackets.",
         ),
         (
             "modules: Expected a <class 'tuple'>. Got value: q_proj,v_proj",
-            'modules: q_proj,v_proj is no list. Type \'["q_proj", "v_proj"]\', with the brackets.',
+            'modules: q_proj,v_proj is not a list. Type \'["q_proj", "v_proj"]\', with the brackets.',
         ),
         (
             "betas: Expected a <class 'tuple'>. Got value: 0.9, 0.95",
-            "betas: 0.9, 0.95 is no list. Type '[0.9, 0.95]', with the brackets.",
+            "betas: 0.9, 0.95 is not a list. Type '[0.9, 0.95]', with the brackets.",
         ),
         ("unrecognized arguments: a.yaml", "unrecognized arguments: a.yaml. Did you mean -c a.yaml?"),
         (
             "ids: Expected a <class 'tuple'>. Got value: 65",
-            "ids: 65 is no list. Type '[65]', with the brackets.",
+            "ids: 65 is not a list. Type '[65]', with the brackets.",
         ),
         (
             "optimizer: Subclasses are disabled for OptimizerSpec, thus 'torch.optim.SGD' is not accepted as "
@@ -229,7 +230,7 @@ def test_what_to_type_instead(said: str, told: str) -> None:
 def test_a_mapping_where_a_list_is_wanted(cls: str, key: str, form: str) -> None:
     within = f"Problem with given class_path 'rlhf_lightning.{cls}':\n"
     said = option_error(f"{within}  Parser key \"{key}\":\n  {WANTS_LIST} {{'all': 2}}", {})
-    assert said.endswith(f"{key}: {{'all': 2}} is no list. Type '[{form}]', with the brackets.")
+    assert said.endswith(f"{key}: {{'all': 2}} is not a list. Type '[{form}]', with the brackets.")
 
 
 def test_a_reason_is_said_without_the_other_types_that_were_tried() -> None:

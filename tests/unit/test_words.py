@@ -116,7 +116,7 @@ def test_the_class_that_was_chosen_last(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", ["--algo --strategy local", "--strategy local --algo"])
 def test_an_option_without_its_name(words: str) -> None:
-    with pytest.raises(ValueError, match=r"^--algo: of which\? Type --algo NAME: cispo, "):
+    with pytest.raises(ValueError, match=r"^--algo: which one\? Type --algo NAME: cispo, "):
         resolved(["fit", *words.split()])
 
 

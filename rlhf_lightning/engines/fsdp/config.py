@@ -41,7 +41,7 @@ class FSDP(TrainConfig):
     defer_gradient_reduction: bool | None = None
     """Keep whole gradients between micro-batches and reduce them once, after the last. None: on a CPU."""
     compile_layers: bool = False
-    """Train and score with layers that PyTorch compiles, in the first iterations, for most of a minute."""
+    """Train and score with layers that `torch.compile` compiles, which makes the first iterations slower."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -245,8 +245,8 @@ def _check_config(directory: Path) -> None:
         raise ValueError(f'{file}: has no "model_type". Add it, for example "llama".')
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ValueError(
-            f"{file}: model_type={kind!r} is no causal language model that the installed transformers knows. "
-            "Use a decoder such as llama, qwen2, qwen3, mistral or gpt_neox."
+            f"{file}: model_type={kind!r} is not a causal language model that the installed transformers "
+            "knows. Use a decoder such as llama, qwen2, qwen3, mistral or gpt_neox."
         )
     _check_unquantised(file, config)
 

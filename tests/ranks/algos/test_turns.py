@@ -263,10 +263,10 @@ def elsewhere(data_source: list[str], solution_str: list[str], ground_truth: lis
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (halves, r"returned '\\ud83d tool', which is no text: .*surrogates not allowed"),
-        (empty, r"returned '', which is no text: it is empty. Return a text, or None"),
-        (numbers, r"returned 1.0, which is no text. Return a text, or None"),
-        ("rewards", "environment rewards: it is no dotted path. For your own function give"),
+        (halves, r"returned '\\ud83d tool', which is not a text: .*surrogates not allowed"),
+        (empty, r"returned '', which is not a text: it is empty. Return a text, or None"),
+        (numbers, r"returned 1.0, which is not a text. Return a text, or None"),
+        ("rewards", "environment rewards: it is not a dotted path. For your own function give"),
         ("tests.ranks.algos.test_turns.nobody", "defines no 'nobody'"),
         (elsewhere, r"where 'data_source' is another system's.*\(prompts, responses, rows\) -> replies"),
     ],

@@ -171,7 +171,7 @@ def test_text_yaml_and_picture(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     written = (tmp_path / "run.yaml").read_text()
     first, paths, workload, updates, *_ = written.splitlines()
     assert first == f"# rlhf fit -c {tmp_path / 'run.yaml'} --data ..."
-    assert paths == "# Write the directory or hub name of a model in the place of each path."
+    assert paths == "# Replace each path by the directory or hub name of a model."
     assert workload.startswith("# Predicted for --data.batch_size 1024 --data.max_prompt_tokens 1024 ")
     assert updates == "# in 8 updates of 1024 rows (--algo.mini_batch_size)"  # of groups of 8 answers
     config = yaml.safe_load(written)
@@ -261,7 +261,7 @@ def test_models_that_fit_without_room_for_keys_and_values() -> None:
     [
         (("--devices", "7"), r"7 devices are neither.*t up to 8.*Try --devices 4 or 8; .* has 4"),
         (("--devices", "12"), "Try --devices 8 or 16"),
-        (("--devices", "0"), "0 is no whole number from 1 up"),
+        (("--devices", "0"), "0 is not a whole number from 1 up"),
         (("--devices", "4104"), "4,104 devices: the search goes up to 4,096. Ask for fewer"),
         (("--hardware", "a100-80gb:4096,h100-80gb:8"), "4,104 devices: the search goes up to 4,096"),
         (("--devices", "8", "--picture", "x.pgf"), r"--picture x\.pgf: .* Try x\.png or \.svg"),

@@ -195,7 +195,7 @@ def test_results_that_are_not_as_declared_are_refused(role: Careless, method: st
 
 
 def test_metrics_that_are_none_are_refused_by_the_device(role: Careless) -> None:
-    with pytest.raises(WorkerError, match=r"\]\.measure: metric 'x/mean': tensor.* is no single number\."):
+    with pytest.raises(WorkerError, match=r"\]\.measure: metric 'x/mean': tensor.* is not a single number\."):
         role.measure(numbers(4))
     with pytest.raises(WorkerError, match=r"\]\.omit: returned NoneType, not metrics, numbers by name\."):
         role.omit(numbers(4))

@@ -180,7 +180,7 @@ def test_of_a_learning_rate_and_a_count_the_last_call_says_it() -> None:
 
 @pytest.mark.parametrize("number", ["much", torch.ones(2), [1.0]])
 def test_what_is_no_number_is_no_metric(number: float) -> None:
-    with pytest.raises(TypeError, match=r"^metric 'mine': .* is no single number\. Give its mean"):
+    with pytest.raises(TypeError, match=r"^metric 'mine': .* is not a single number\. Give its mean"):
         Metrics.of({"mine": number})
 
 

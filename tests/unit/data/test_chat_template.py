@@ -178,8 +178,8 @@ def test_an_answer_that_is_a_call(write_rows: Writer, renders_calls: str, said: 
             "content of message 2 (tool) is a list, and has to",
         ),
         ({"role": "user", "content": {}, "tool_calls": CALL["tool_calls"]}, "message 2 (user) is a dict"),
-        ({"content": "a"}, "item 2 is no {role, content} message."),
-        (3, "item 2 is no {role, content} message."),
+        ({"content": "a"}, "item 2 is not a {role, content} message."),
+        (3, "item 2 is not a {role, content} message."),
     ],
 )
 @pytest.mark.parametrize("field", ["prompt", "response"])

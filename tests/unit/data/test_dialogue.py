@@ -25,7 +25,7 @@ def test_a_turn_in_one_of_them_alone_is_not_shared() -> None:
 
 
 def test_nothing_is_shared() -> None:
-    with pytest.raises(ValueError, match=r"row 3: '.*Human: q.*' is no dialogue, or shares no turn"):
+    with pytest.raises(ValueError, match=r"row 3: '.*Human: q.*' is not a dialogue, or shares no turn"):
         split_dialogues(["\n\nHuman: q\n\nAssistant: d", f"{TWO} d"], where="row 3")
 
 

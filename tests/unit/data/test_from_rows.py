@@ -59,7 +59,7 @@ def test_a_run_learns_from_them(tmp_path: Path, write_rows: Writer) -> None:
 @pytest.mark.parametrize(
     ("rows", "options", "said"),
     [
-        ([], {}, r"^PromptData\.from_rows\(rows\): there are none"),
+        ([], {}, r"^PromptData\.from_rows\(rows\): there are no rows"),
         (["text"], {}, r"^memory, row 1: is a str, and has to be a mapping"),
         (ROWS, {"held_out": ROWS, "val_rows": 1}, r"give one of them"),
         (ROWS, {"held_out": ROWS, "val_path": "x.jsonl"}, r"give one of them"),

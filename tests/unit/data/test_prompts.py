@@ -148,7 +148,7 @@ def test_prompts_of_dialogues(write_rows: Writer) -> None:
     assert plain == "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:"
     chat = prompt_data(file, **options, chat_template=True).train_rows[0]["prompt"]
     assert chat == "<user>a<assistant>b<eos><user>c<assistant>"
-    with pytest.raises(ValueError, match=r"row 1: 'a' is no dialogue"):
+    with pytest.raises(ValueError, match=r"row 1: 'a' is not a dialogue"):
         prompt_data(write_rows({"chosen": "a"}), **options)
     with pytest.raises(ValueError, match=r"the field 'chosen' holds 3 \(int\); a dialogue is a text"):
         prompt_data(write_rows({"chosen": 3}), **options)

@@ -214,7 +214,7 @@ def test_what_is_no_estimator() -> None:
     check_estimator(Mine())
     with pytest.raises(TypeError, match=r"^Mine is a class\. Give one of it, Mine\(\)\.$"):
         check_estimator(Mine)
-    with pytest.raises(TypeError, match=r"^alone is no estimator\. Derive"):
+    with pytest.raises(TypeError, match=r"^alone is not an estimator\. Derive"):
         check_estimator(alone)
 
 

@@ -108,10 +108,10 @@ def test_no_run_and_a_damaged_one(tmp_path: Path) -> None:
         measured.begin(file, CPU)
         with file.open("a") as lines:
             lines.write(line + "\n")
-        with pytest.raises(ValueError, match=re.escape(f"{file}, line 2: is no measurement (")):
+        with pytest.raises(ValueError, match=re.escape(f"{file}, line 2: is not a measurement (")):
             measured.read(file)
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match=re.escape(f"{file}, line 1: is no measurement (")):
+    with pytest.raises(ValueError, match=re.escape(f"{file}, line 1: is not a measurement (")):
         measured.read(file)
 
 

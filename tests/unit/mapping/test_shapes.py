@@ -101,7 +101,7 @@ def test_an_unknown_family_is_taken_for_a_llama(tmp_path: Path, caplog: pytest.L
     ("text", "message"),
     [
         ("{", r"config\.json: is not JSON \("),
-        ("[1]", r"config\.json: is no config\.json of a model"),
+        ("[1]", r"config\.json: is not the config\.json of a model"),
         (json.dumps(small("llama") | {"hidden_size": "x"}), "hidden_size is 'x', and has to be a whole"),
         (json.dumps(small("llama") | {"num_attention_heads": 0}), "num_attention_heads is 0, and has to"),
         (

@@ -95,7 +95,7 @@ def test_a_cost_has_no_default_and_is_called_a_cost() -> None:
         scored(RewardSpec(kind="cost", by_source={"a": {"too_long": 1.0}}), ["x"], [row("b")])
     with pytest.raises(ValueError, match="cost function too_long: ValueError over 1 rows"):
         scored(RewardSpec(kind="cost", functions="too_long"), ["x"], [{"prompt": "p"}])
-    with pytest.raises(ValueError, match="cost function 'too_lon': it is no short name"):
+    with pytest.raises(ValueError, match="cost function 'too_lon': it is not a short name"):
         preflight(RewardSpec(kind="cost", functions="too_lon"), [row()])
 
 
@@ -226,7 +226,7 @@ def test_preflight_tries_every_source_once(mine: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("exact", "it is no short name"),
+        ("exact", "it is not a short name"),
         ("nowhere.at.all", "there is no module 'nowhere.at'"),
         ("math.nothing", "the module math defines no 'nothing'"),
         ("math.pi", "it is of type float, which cannot be called"),
