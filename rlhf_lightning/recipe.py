@@ -31,4 +31,4 @@ def option_errors(message: str, owners: Mapping[str, type], *, elsewhere: Mappin
     told = [option_error(f"{_HEAD}{each}", owners, elsewhere=elsewhere) for each in typed]
     dashes = f" {TWO_DASHES}" * any(TWO_DASHES in each for each in told)
     lines = [each.removeprefix(_HEAD).replace(f" {TWO_DASHES}", "") for each in told]
-    return "\n  ".join([f"{_HEAD}{len(lines)}.{dashes}", *lines])
+    return "\n  ".join([f"{len(lines)} unknown options.{dashes}", *lines])

@@ -19,7 +19,7 @@ def told(typed: str) -> str:
 VERL = (
     "data.train_files=a.parquet +algorithm.use_kl_in_reward=False critic.optim.lr=1e-5",
     [
-        "unrecognized arguments: 3. Options begin with two dashes.",
+        "3 unknown options. Options begin with two dashes.",
         "data.train_files=a.parquet. Did you mean --data.path?",
         "+algorithm.use_kl_in_reward=False. Type --algo.reward_kl_coef 0, of PPO --algo.kl.coef 0.",
         "critic.optim.lr=1e-5. Did you mean --algo.critic.optimizer.lr?",
@@ -29,7 +29,7 @@ VERL = (
 OTHERS = (
     "grpo --learning_rate 1e-6 --packing_samples --eps_clip_low_high 0.2 0.3 --num_ppo_epochs=4",
     [
-        "unrecognized arguments: 5.",
+        "5 unknown options.",
         "grpo. Did you mean --algo grpo?",
         "--learning_rate 1e-6. Did you mean --algo.actor.optimizer.lr?",
         "--packing_samples. Nothing is padded: leave it out.",
