@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import count
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.native.config import Native
+from rlhf_lightning.engines.native.engine import NativeEngine
 from rlhf_lightning.engines.native.generator import NativeGenerator
+from rlhf_lightning.engines.training import TrainEngine
+from rlhf_lightning.parallel import ParallelLayout, Seat
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines.decoders import token_lists
 from tests.unit.engines.test_finished import generator
-from tests.unit.engines.test_native import LENGTHS, PAD, same, table
+from tests.unit.engines.test_native import LENGTHS, PAD, STOPS, same, table
 
 SAMPLING = Sampling(max_new_tokens=13)
 
@@ -26,8 +33,21 @@ def after(steps: int) -> Callable[[Tensor], bool]:
     return lambda _: next(counted) == steps
 
 
+def engine() -> NativeEngine:
+    """The generator as roles have it, over a training engine that only lends its decoder."""
+    lent = SimpleNamespace(generating=lambda: nullcontext(generator().decoder))
+    seat = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
+    ends = Ends(pad_token_id=PAD, eos_token_ids=STOPS)
+    return NativeEngine(cast(TrainEngine, lent), seat=seat, ends=ends, config=Native())
+
+
 def paused(
-    native: NativeGenerator, rows: TensorDict, steps: int, *, at_once: int = 0, sampling: Sampling = SAMPLING
+    native: NativeGenerator | NativeEngine,
+    rows: TensorDict,
+    steps: int,
+    *,
+    at_once: int = 0,
+    sampling: Sampling = SAMPLING,
 ) -> TensorDict:
     """The rows with what they have said after some more steps."""
     said = native.resume(rows, sampling=sampling, seed=5, pause=after(steps), at_once=at_once)
@@ -79,7 +99,7 @@ def test_a_pause_may_wait_for_a_number_of_finished_rows() -> None:
 
 
 def test_so_many_at_once_the_first_ones_first() -> None:
-    native, rows = generator(), table(token_lists(LENGTHS))
+    native, rows = engine(), table(token_lists(LENGTHS))
     said = paused(native, rows, 1, at_once=3)
     assert said["response_mask"].sum(1).tolist() == [1, 1, 1, 0, 0, 0, 0]
     whole = native.resume(said, sampling=SAMPLING, seed=5, pause=never, at_once=3)
