@@ -112,12 +112,11 @@ def test_who_gives_what_to_whom() -> None:
     assert [(slice_.start, slice_.stop) for slice_ in receive.slices] == [(0, 2)]
 
 
-@pytest.mark.parametrize("d", [1, 2])
-def test_opaque_models_have_exact_shares(d: int) -> None:
+def test_opaque_models_have_exact_shares() -> None:
     """Table 2 for all sizes; 1,000,003 bytes is a prime that nothing divides."""
     size = 1_000_003
     for (p, t), (pg, tg) in pairs():
-        plan = opaque(size, (p, t, d), (pg, tg), "hybridflow")
+        plan = opaque(size, (p, t, 1), (pg, tg), "hybridflow")
         assert {r.received_bytes for r in plan.ranks} == {Fraction(size * (t * p - tg * pg), tg * pg * t * p)}
         assert {r.peak_bytes for r in plan.ranks} == {Fraction(size, tg * pg)}
         assert plan.table == (plan.ranks[0].received_bytes, plan.ranks[0].peak_bytes, 0)
@@ -165,7 +164,7 @@ def check_rank(masks: Masks, part: RankPlan, trained: Sequence[Mask], wanted: Ma
 
 
 @pytest.mark.parametrize("masks", [True], ids=["tied"], indirect=True)
-@pytest.mark.parametrize("train", list(product(SIZES, repeat=2)), ids=str)
+@pytest.mark.parametrize("train", list(product(SIZES[:-1], repeat=2)), ids=str)
 def test_hybridflow_tiles_a_llama(masks: Masks, train: tuple[int, int]) -> None:
     for generate in (generate for sizes, generate in pairs() if sizes == train):
         layout = layout_of((*train, 1), generate, "hybridflow")
