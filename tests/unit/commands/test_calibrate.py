@@ -60,6 +60,8 @@ def test_more_devices_than_gpus(
     monkeypatch.setattr(calibrate, "_run", lambda *_, **__: pytest.fail("it was measured"))
     said = rlhf.refused("calibrate", str(tmp_path / "x.yaml"), "--devices", "4")
     assert said.startswith(f"--devices 4: this machine has {counted}. Try --devices {here}, or leave it out")
+    with pytest.raises(pytest.fail.Exception, match="it was measured"):
+        rlhf.run("calibrate", str(tmp_path / "x.yaml"), "--devices", str(here))
 
 
 def test_what_one_node_cannot_measure_is_said(
