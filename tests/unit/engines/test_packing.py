@@ -46,7 +46,8 @@ def test_tokens_and_the_places_that_speak_for_them(place: Place, ids: list[int],
     assert packed.targets.tolist() == [13, 15, 22, 23, 24, 25]
     assert isinstance(packed.sequences, Packed)
     assert packed.sequences.lengths == (len(ids) // 2, len(ids) // 2)
-    unpacked = packed.unpack(torch.arange(1.0, 7.0))
+    unpacked = packed.unpack(torch.arange(1, 7, dtype=torch.bfloat16))
+    assert unpacked.dtype == torch.float32
     assert unpacked.tolist() == [[1, 0, 2, 0], [3, 4, 5, 6], [0, 0, 0, 0]]
 
 
