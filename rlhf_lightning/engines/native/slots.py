@@ -196,8 +196,7 @@ class Slots:
         position = np.concatenate([np.arange(n) for n in lengths])
         tokens = np.concatenate([np.arange(end - n, end) for n, end in zip(lengths, ends, strict=True)])
         source = self._tensor(tokens) if len(slot) > sum(packed.lengths) else None
-        # Not with earlier responses: for their tokens the output layer computes nothing here.
-        if self.record is not None and sum(packed.lengths) < MANY_TOKENS and not any(said):
+        if self.record is not None and sum(packed.lengths) < MANY_TOKENS:
             self.record.note(*map(self._tensor, (np.repeat(rows, lengths), position, tokens)))
         where = {"slot": self._tensor(slot), "position": self._tensor(position)}
         return Prefill(packed, self.cache, source=source, **where)
