@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,15 @@ from rlhf_lightning.strategies import Local
 from tests.unit.algos.short import grpo, trainer
 
 
-@pytest.fixture
+@contextmanager
 def full_at_ten() -> Iterator[None]:
-    """A file may have ten bytes, as if the disk were full."""
-    grpo()  # writes a model once
+    """Within this context a file may have ten bytes, as if the disk were full: also pytest's own output."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_it_replaces_one_of_an_earlier_run(tmp_path: Path) -> None:
@@ -36,25 +38,24 @@ def test_it_replaces_one_of_an_earlier_run(tmp_path: Path) -> None:
     assert [*tmp_path.iterdir()] == [path]
 
 
-@pytest.mark.usefixtures("full_at_ten")
 def test_a_disk_that_is_full_keeps_nothing_of_it(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     path.write_text("earlier")
-    with pytest.raises(OSError, match=re.escape(str(path))), whole(path) as file:
+    with pytest.raises(OSError, match=re.escape(str(path))), full_at_ten(), whole(path) as file:
         file.write("later than that")
     assert path.read_text() == "earlier"
     assert [*tmp_path.iterdir()] == [path]
 
 
-@pytest.mark.usefixtures("full_at_ten")
 @pytest.mark.parametrize("kind", [Rollouts, SampleTable])
 def test_a_callback_names_its_file_and_leaves_no_part_of_it(
     kind: type[Rollouts | SampleTable], tmp_path: Path
 ) -> None:
     directory, data = tmp_path / "out", TaskData(batch_size=1, num_rows=1, num_val_rows=1)
     run = trainer(Local(), tmp_path, callbacks=[kind(directory=str(directory))], limit_val_batches=1)
-    with pytest.raises(OSError, match=re.escape(f"{directory}/step-000001.")):
-        run.fit(grpo(), datamodule=data)
+    algorithm = grpo()
+    with pytest.raises(OSError, match=re.escape(f"{directory}/step-000001.")), full_at_ten():
+        run.fit(algorithm, datamodule=data)
     assert not [*directory.iterdir()]
 
 
