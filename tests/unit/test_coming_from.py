@@ -127,6 +127,8 @@ def test_defaults_that_differ_from_those_of_others_are_documented() -> None:
     assert "Of a run that begins with adapters the reference is the base model, as in verl (TRL: the" in said
     assert ppo.critic.optimizer.lr == 1e-5
     assert "The critic has a rate of its own, 1e-5 as in verl" in said
+    assert {ppo.actor.optimizer.grad_clip, ppo.critic.optimizer.grad_clip} == {1.0}
+    assert "whatever `max_grad_norm` says (here to a norm of 1.0): type" in said
     correction = OffPolicyCorrection()
     assert (correction.low, correction.high, correction.mode) != (0.5, 5.0, "truncate")
     assert "correction.low 0.5 --algo.policy_loss.correction.high 5` (its" in COMING
