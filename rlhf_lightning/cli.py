@@ -37,6 +37,7 @@ from rlhf_lightning.callbacks.save_config import SaveConfig
 from rlhf_lightning.checkpoint import FULL
 from rlhf_lightning.commands import COMMANDS
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
+from rlhf_lightning.controller.connection import TERMINATED
 from rlhf_lightning.names import FOLDERS, class_path
 from rlhf_lightning.options import option_names
 from rlhf_lightning.output import check_output, leaves_files, whole
@@ -373,16 +374,14 @@ def _is_about_run(record: logging.LogRecord) -> bool:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run a command of the trainer.
-
-    Args:
-        arguments: of the command line, with the command.
-    """
+    """Run a command of the trainer, which is the first of the arguments."""
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(_is_about_run)
     try:
         CommandLine(arguments)
-    except SIGTERMException:  # Lightning would exit with 0, as if the run had ended well
-        sys.exit(128 + signal.SIGTERM)
+    except SystemExit as end:  # Lightning's code is 0, as if the run had ended well, and Ray's 1
+        if isinstance(end, SIGTERMException) or TERMINATED.is_set():
+            sys.exit(128 + signal.SIGTERM)
+        raise
 
 
 def user_error(err: Exception) -> str | None:

@@ -12,6 +12,7 @@ import yaml  # type: ignore[import-untyped]
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from rlhf_lightning import cli, entry
+from rlhf_lightning.controller.connection import TERMINATED
 from tests.unit.rlhf import Rlhf
 
 FIT = ("fit", "--algo", "ppo")
@@ -180,17 +181,24 @@ def test_predict_has_no_option_that_nothing_reads(rlhf: Rlhf) -> None:
         assert rlhf.run(command, "-c", "mine.yaml", "--print_config")[0] == 0
 
 
-def test_a_run_that_is_told_to_end_does_not_look_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lightning's exception is an exit without a code."""
+@pytest.mark.parametrize(
+    ("exits", "asked", "code"),
+    [(SIGTERMException(), False, 143), (SystemExit(1), True, 143), (SystemExit(1), False, 1)],
+)
+def test_a_run_that_is_told_to_end_says_so(
+    monkeypatch: pytest.MonkeyPatch, exits: SystemExit, *, asked: bool, code: int
+) -> None:
+    """Lightning's exception is an exit without a code, Ray's has that of an error, as after Ctrl-C."""
 
     def ended(words: object) -> None:
-        raise SIGTERMException
+        raise exits
 
     monkeypatch.setattr(cli, "CommandLine", ended)
+    monkeypatch.setattr(TERMINATED, "is_set", lambda: asked)
     monkeypatch.setattr(sys, "argv", ["rlhf", "fit"])
     with pytest.raises(SystemExit) as end:
         entry.main()
-    assert end.value.code == 143
+    assert end.value.code == code
 
 
 def test_a_callback_that_could_not_save_is_refused_before_anything_starts(rlhf: Rlhf) -> None:

@@ -116,22 +116,30 @@ def test_a_cluster_is_joined_as_it_is(begun: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("begin", [lambda: start_ray(1), lambda: join("auto")], ids=["start", "join"])
-def test_python_handles_sigterm_again(begun: dict[str, Any], begin: Callable[[], None]) -> None:
+def test_sigterm_ends_with_what_a_shell_calls_it(
+    begun: dict[str, Any], begin: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's core aborts, and its Python ends with 15."""
+    monkeypatch.setattr(connection, "TERMINATED", noted := threading.Event())
     other = threading.Thread(target=begin)
     other.start()
     other.join()
     assert begun["handlers"] == [], "none but the main thread may"
     begin()
-    (number, _), *others = begun["handlers"]
+    (number, _), interrupt, (other_number, end) = begun["handlers"]
     assert number == signal.SIGINT, "while Ray starts"
-    assert others == [(each, signal.getsignal(each)) for each in (signal.SIGINT, signal.SIGTERM)]
+    assert interrupt == (signal.SIGINT, signal.getsignal(signal.SIGINT))
+    assert other_number == signal.SIGTERM
+    with pytest.raises(SystemExit, match=r"^143$"):
+        end(signal.SIGTERM, None)
+    assert noted.is_set()
 
 
 def test_a_ctrl_c_that_is_ignored_stays_so(begun: dict[str, Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)
         start_ray(1)
-    assert begun["handlers"] == [(signal.SIGTERM, signal.SIG_IGN)]
+    assert [number for number, _ in begun["handlers"]] == [signal.SIGTERM]
 
 
 @pytest.mark.parametrize("begin", [lambda: start_ray(1), lambda: join("auto")], ids=["start", "join"])
