@@ -34,7 +34,11 @@ _STATE = (
     "its fields are options, which do not change. Keep what does in an object that it holds: "
     "`@cached_property def kept(self): return {}` above the methods that write into self.kept."
 )
-_MAKES_ROOM = "--strategy.offload true with a strategy whose models share devices, such as colocated"
+_LESS = (
+    "Try --algo.actor.dtype bfloat16 and --algo.actor.gradient_checkpointing true (each role has them), fewer "
+    "--strategy.settings.train.max_tokens_per_micro_batch or --strategy.settings.generate.slots, "
+    "--strategy.offload true, or more devices; docs/running.md says what each option saves."
+)
 
 
 @dataclass(frozen=True)
@@ -214,9 +218,8 @@ class Device:
         said = f"{type(err).__name__}: {err}" if isinstance(err, LookupError) else str(err)
         if role is not None and _writes_into(role, err):
             said += f" of {name}: {_STATE}"
-        if role is not None and _is_out_of_memory(err):
-            room = [] if self.offload else [_MAKES_ROOM]
-            said = f"{said.rstrip()} Try {', or '.join([*role.takes_less(method), *room])}."
+        if _is_out_of_memory(err):
+            said = f"{said.rstrip()} {_LESS}"
         return WorkerError(f"{name}[rank {rank}, node {self.node}].{method}: {said}\n{trace}")
 
     def _run(self, call: Call, blocks: Sequence[Block]) -> tuple[object, list[Block]]:

@@ -103,11 +103,6 @@ class Remote(ABC):
         del other
         return False
 
-    def takes_less(self, method: str) -> Sequence[str]:
-        """What to type where a GPU has too little memory to `build` it, or for calls of a method."""
-        del method
-        return ("a lower --data.batch_size", "more devices")
-
     def takes_all(self, method: str) -> bool:
         """Whether calls of a method take all free memory of a device; not by default."""
         del method

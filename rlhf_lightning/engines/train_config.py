@@ -108,16 +108,6 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
         """Tokens computed at once: the option, or by default what suits the device."""
         return self.max_tokens_per_micro_batch or (2048 if on_cpu else 16384)
 
-    def savings(self, layout: ParallelLayout, *, changes: bool, generates: bool = False) -> tuple[str, ...]:
-        """What to type where the weights of a model take too much memory, with gradients and moments.
-
-        Args:
-            layout: of the model.
-            changes: whether it has masters, since its weights change.
-            generates: whether the memory lacks as it generates, maybe with more of it than it trains.
-        """
-        return ("more devices",)
-
     # ---- for the mapping; an engine with an option of such a name has a field instead ----------------------
 
     @property

@@ -10,7 +10,7 @@ actor.generate_sequences(batch)              the algorithm does not know that th
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, Self, cast
@@ -38,7 +38,6 @@ from rlhf_lightning.usage import naming_role
 from rlhf_lightning.workers.actor import ANSWERS, PROMPTS, Actor
 from rlhf_lightning.workers.in_hand import COUNTS, NUMBERS, VERSIONS, Carry, InHand
 from rlhf_lightning.workers.role import Role, Settings
-from rlhf_lightning.workers.savings import savings_of_model
 from rlhf_lightning.workers.underway import Underway
 
 _KEEPING = methods_of(Actor).keys() - {"update_actor", "load"}
@@ -102,13 +101,6 @@ class Generator(Role):
         engine = train_engine(self, head=self.head, seat=alone, config=train)
         for binding in bindings:
             binding.engine = engine
-
-    def takes_less(self, method: str) -> Sequence[str]:
-        """See `Role.takes_less`: its options are the actor's, and no engine divides it."""
-        if self.binding.worker is None:
-            return super().takes_less(method)
-        more = "more devices" if "sequences" in method else "larger GPUs, since each holds all of the actor"
-        return [*savings_of_model(self, method, option="--algo.actor"), more]
 
     def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:
         """See `Actor.check_generation`; the copy is neither divided nor trained, and its path the actor's."""

@@ -7,7 +7,7 @@ Device.roles["actor"]        on each device the worker: `build` has made this ra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -43,7 +43,6 @@ from rlhf_lightning.functional import Counts, Loss, run_loss
 from rlhf_lightning.parallel import ParallelLayout, need_all_ranks, need_all_rows
 from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.workers.binding import Binding
-from rlhf_lightning.workers.savings import savings_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,12 +356,6 @@ class Role(ModelSpec, Remote):
         """See `Remote.lies_in`."""
         engine, its = self.binding.engine, other.binding.engine if isinstance(other, Role) else None
         return engine is not None and engine.memory_owner is its
-
-    def takes_less(self, method: str) -> Sequence[str]:
-        """See `Remote.takes_less`: what helps a model, but for what its options have already."""
-        if not self.path or self.binding.worker is None:
-            return super().takes_less(method)
-        return savings_of(self, method)
 
     def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:
         """Refuse a layout in which the model cannot be divided, reading its config.json only.

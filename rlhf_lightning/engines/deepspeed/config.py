@@ -71,16 +71,6 @@ class ZeRO(TrainConfig):
                 "computes the whole model. Try p=1 and t=1, or engine=megatron."
             )
 
-    def savings(self, layout: ParallelLayout, *, changes: bool, generates: bool = False) -> tuple[str, ...]:
-        """See `TrainConfig.savings`: masters and moments on the host, then weights that are divided, too.
-
-        To generate, those are gathered.
-        """
-        stays = self.offload_optimizer or not changes
-        offload = () if stays else (f"--{self.option}.offload_optimizer true",)
-        stage = () if self.stage == 3 or generates else (f"--{self.option}.stage 3",)
-        return (*offload, *stage, *super().savings(layout, changes=changes, generates=generates))
-
     @property
     def sharding(self) -> Sharding:
         """See `TrainConfig.sharding`."""

@@ -104,14 +104,6 @@ class FSDP(TrainConfig):
         """See `TrainConfig.allows`; the sizes that `tensor` asks for are left to `check`."""
         return super().allows(layout, layers) and self._divides(layout.d) and self._keeps(layout.d)
 
-    def savings(self, layout: ParallelLayout, *, changes: bool, generates: bool = False) -> tuple[str, ...]:
-        """See `TrainConfig.savings`: finer shards, without kept passes, which need whole weights."""
-        if not self.shard and not self.kept_tokens:
-            return super().savings(layout, changes=changes, generates=generates)
-        kept = f"--{self.option}.kept_tokens 0 and " if self.kept_tokens else ""
-        where = "more" if 1 < layout.d <= self.shard else "several"
-        return (f"{kept}--{self.option}.shard 0 on {where} devices",)
-
     def _divides(self, ranks: int) -> bool:
         """Whether `shard` divides the ranks; one rank holds all, whatever it says."""
         return not self.shard or ranks == 1 or ranks % self.shard == 0

@@ -52,18 +52,6 @@ class Megatron(TrainConfig):
         """See `TrainConfig.allows`: one stage is not interleaved, and no run of layers is empty."""
         return self.chunks == 1 or (layout.p > 1 and layout.p * self.chunks <= layers)
 
-    def savings(self, layout: ParallelLayout, *, changes: bool, generates: bool = False) -> tuple[str, ...]:
-        """See `TrainConfig.savings`: replicas divide nothing but the optimizer, if asked to.
-
-        What generates has shards of its own sizes, beside those that train under that optimizer.
-        """
-        if generates:
-            t, both = layout.generating.t, "--strategy.parallel.t and " * (layout.generating.t == layout.t)
-            return (f"--strategy hybrid3d with {both}--strategy.parallel.generate.t above {t}",)
-        divided = self.distributed_optimizer or layout.d == 1 or not changes
-        optimizer = () if divided else (f"--{self.option}.distributed_optimizer true",)
-        return (*optimizer, f"--strategy hybrid3d with --strategy.parallel.t above {layout.t}")
-
     @property
     def sharding(self) -> Sharding:
         """See `TrainConfig.sharding`."""

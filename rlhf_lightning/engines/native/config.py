@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 
@@ -15,9 +15,6 @@ class Native:
     Raises:
         ValueError: a value is outside its range.
     """
-
-    fewer: ClassVar[str] = "fewer --strategy.settings.generate.slots"
-    """What to type for fewer rows at once."""
 
     slots: int = 0
     """Most rows decoded at once; 0: all rows of a call, on a GPU as many as there is memory for."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from importlib.util import find_spec
-from typing import ClassVar
 
 import torch
 from transformers import PreTrainedConfig
@@ -54,9 +53,6 @@ class VLLM:
     Raises:
         ValueError: a value is outside its range.
     """
-
-    fewer: ClassVar[str] = "a lower --strategy.settings.vllm.max_num_seqs"
-    """What to type for fewer rows at once."""
 
     gpu_memory_utilization: float = 0.4
     """Share of a GPU's memory that weights, keys and values may take while vLLM generates."""
