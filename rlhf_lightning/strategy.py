@@ -23,7 +23,7 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from rlhf_lightning import checkpoint as files
-from rlhf_lightning import checks, data_checks, resume, stepping
+from rlhf_lightning import checks, data_checks, resume
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.checkpoint_source import CheckpointSource
 from rlhf_lightning.controller import Caller, CallReport, WorkerGroup
@@ -308,7 +308,6 @@ class Strategy(SingleDeviceStrategy):
 
     def on_exception(self, exception: BaseException) -> None:
         """Release the devices: Lightning would not, where a logger fails as it ends, as on a full disk."""
-        stepping.advise(exception)
         self.teardown()
 
     def teardown(self) -> None:

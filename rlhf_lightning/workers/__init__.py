@@ -9,7 +9,7 @@ from rlhf_lightning.workers.follower import Follower
 from rlhf_lightning.workers.generator import GenerationInParts, Generator, SeparateGeneration
 from rlhf_lightning.workers.joining import beside, joined, rows_together
 from rlhf_lightning.workers.judge import Judge, reads_ids, whole_ids
-from rlhf_lightning.workers.opponent import LEARNING, Opponent
+from rlhf_lightning.workers.opponent import Opponent
 from rlhf_lightning.workers.reading import ReadingActor
 from rlhf_lightning.workers.reference import Reference
 from rlhf_lightning.workers.reward import Reward
@@ -18,7 +18,6 @@ from rlhf_lightning.workers.scorer import Scorer
 from rlhf_lightning.workers.tool import Tool
 
 __all__ = [
-    "LEARNING",
     "Actor",
     "Ahead",
     "Cost",

@@ -12,7 +12,7 @@ from rlhf_lightning.workers.actor import Actor
 from rlhf_lightning.workers.follower import Follower
 from rlhf_lightning.workers.role import Role
 
-LEARNING = frozenset({"update_actor", "accumulate_actor"})
+_LEARNING = frozenset({"update_actor", "accumulate_actor"})
 """Calls of an actor that an opponent refuses."""
 
 
@@ -36,7 +36,7 @@ class Opponent(Follower, Actor):
         Raises:
             ValueError: the call is one that learns.
         """
-        if method in LEARNING:
+        if method in _LEARNING:
             raise ValueError(
                 f"{type(self).__name__}.{method}: an opponent does not learn, it follows the field actor by "
                 f"its decay. Call self.actor.{method}, or make the field an Actor."
