@@ -24,7 +24,6 @@ from ray._private.utils import estimate_available_memory, resolve_object_store_m
 from ray.exceptions import AuthenticationError
 
 from rlhf_lightning.controller.errors import WorkerTimeoutError
-from rlhf_lightning.controller.network import are_apart
 from rlhf_lightning.environment import defaults
 
 OPTION = "strategy.address"
@@ -132,10 +131,10 @@ def check_connected(address: str) -> None:
     """Refuse an address other than that of the cluster to which this process is connected.
 
     Raises:
-        ValueError: it is surely another.
+        ValueError: it is another, or the same in other words.
     """
     connected = str(ray.get_runtime_context().gcs_address)
-    if address != "auto" and are_apart(address, connected):
+    if address not in ("auto", connected):
         raise ValueError(
             f"{OPTION}={address!r}: this process is connected to the Ray at {connected}. Call ray.shutdown() "
             "first, or leave the address out to use that one."

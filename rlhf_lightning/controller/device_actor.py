@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import socket
 
+import psutil
 import ray
 
 from rlhf_lightning.controller.block import Shard
 from rlhf_lightning.controller.device import Device
 from rlhf_lightning.controller.import_path import ImportPath
-from rlhf_lightning.controller.network import interface
 from rlhf_lightning.controller.parcel import answer, deliver
 from rlhf_lightning.cores import usable_cores
 from rlhf_lightning.parallel import WorldSpec
@@ -44,7 +44,7 @@ class DeviceActor(Device):
         By itself it takes the address of the host's name, which Debian's /etc/hosts maps to 127.0.1.1. Groups
         that are made later read the variable again, so it stays.
         """
-        if spec.spans_nodes and (name := interface(ray.util.get_node_ip_address())):
+        if spec.spans_nodes and (name := _interface(ray.util.get_node_ip_address())):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         super().join(spec, num_threads, offload=offload)
 
@@ -75,3 +75,9 @@ class DeviceActor(Device):
     def made_bytes(self, method: str) -> int:
         """Bytes of the columns that the last call of `role.method` made."""
         return self.made.get(method, 0)
+
+
+def _interface(address: str) -> str | None:
+    """The network interface of this machine that has an address; None where none has."""
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, has in interfaces if address in [each.address for each in has]), None)
