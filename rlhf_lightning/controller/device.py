@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 import resource
 import socket
 import time
@@ -21,7 +20,7 @@ from rlhf_lightning.controller.block import Block, decode, encode, is_number
 from rlhf_lightning.controller.call import Call, CallReport
 from rlhf_lightning.controller.errors import WorkerError
 from rlhf_lightning.controller.futures import as_numbers
-from rlhf_lightning.controller.register import Method, Remote, Worker, methods_of
+from rlhf_lightning.controller.register import Remote, Worker, methods_of
 from rlhf_lightning.controller.residents import GPUGauge, Residents
 from rlhf_lightning.controller.transfer import MetricTransfer
 from rlhf_lightning.parallel import ParallelLayout, World, WorldSpec, serving
@@ -101,26 +100,6 @@ def unwritten(rows: TensorDict) -> Iterator[None]:
             f"wrote in place into its input columns {written}, whose memory other calls read: "
             f"start with rows[{written[0]!r}].clone()."
         )
-
-
-@contextmanager
-def reading(rows: TensorDict, method: Method) -> Iterator[None]:
-    """Within this context a column that the rows have not, since the method did not name it, is told of.
-
-    Raises:
-        ValueError: the method read such a column.
-    """
-    try:
-        yield
-    except KeyError as err:
-        said, there = str(*err.args[:1]), str(sorted(rows.keys()))  # a method may make other rows, too
-        found = re.match(r'key "(.+?)" not found', said)
-        if method.reads is None or found is None or there not in said:
-            raise
-        raise ValueError(
-            f"reads {found[1]!r}, which its reads={method.reads} does not name. Write "
-            f"reads={(*method.reads, found[1])}."
-        ) from err
 
 
 class Device:
@@ -216,6 +195,9 @@ class Device:
     ) -> WorkerError:
         trace = "".join(traceback.format_exception(err))
         said = f"{type(err).__name__}: {err}" if isinstance(err, LookupError) else str(err)
+        called = None if role is None else methods_of(type(role)).get(method)
+        if isinstance(err, KeyError) and called is not None and called.reads is not None:
+            said += f" (it is given the columns that its reads={called.reads} names)"
         if role is not None and _writes_into(role, err):
             said += f" of {name}: {_STATE}"
         if _is_out_of_memory(err):
@@ -231,7 +213,7 @@ class Device:
                 value = method.function(role, **arguments)
             else:
                 rows = assemble(call, blocks)
-                with unwritten(rows), reading(rows, method):
+                with unwritten(rows):
                     value = method.function(role, rows=rows, **arguments)
         if isinstance(method.transfer, MetricTransfer):
             value = as_numbers(value)
