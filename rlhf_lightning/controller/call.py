@@ -20,8 +20,7 @@ class ColumnInput(NamedTuple):
     """The same for its blocks of row numbers, which follow: which of the joined rows to take; empty: all."""
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One call of one role's method on one device.
 
     Example:

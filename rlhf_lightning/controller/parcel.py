@@ -13,28 +13,19 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 from ray import cloudpickle
 
 from rlhf_lightning.controller.block import Block, Shard
-from rlhf_lightning.controller.call import Call, CallReport, ColumnInput
+from rlhf_lightning.controller.call import Call, CallReport
 from rlhf_lightning.controller.device import Device
-from rlhf_lightning.parallel import Scope
 
 ShardColumn = tuple[int, str]
 """Where a device finds a block: the index of a shard that comes with the call, and the column in it."""
-Fields = tuple[str, str, int, int, tuple[ColumnInput, ...]]
-"""The fields of a Call before its arguments."""
-Message = tuple[
-    Fields, tuple[str, ...], bytes, tuple[ShardColumn | Block, ...], tuple[tuple[str, ...], ...], Scope
-]
-"""A parcel as it is pickled: fields, returns, packed arguments (empty: none), sources, objects, scope."""
 
 
-@dataclass(frozen=True)
-class Parcel:
+class Parcel(NamedTuple):
     """A call and where its blocks are.
 
     Example: `Parcel(call, ((0, "values"), (0, "rewards")), (("advantages", "returns"),))`.
@@ -60,14 +51,13 @@ class Packer:
         self._bytes = b""
 
     def packed(self, parcel: Parcel) -> bytes:
-        """The parcel as bytes."""
+        """The parcel as bytes, in which the arguments are packed by themselves."""
         call = parcel.call
         if call.arguments is not self._arguments:
             self._arguments = call.arguments
             self._bytes = cast(bytes, cloudpickle.dumps(call.arguments)) if call.arguments else b""
-        fields = (call.role, call.method, call.rank, call.num_rows, call.columns)
-        message = (fields, call.returns, self._bytes, parcel.sources, parcel.objects, call.scope)
-        return _packed(message, plain=parcel.plain)
+        without = parcel._replace(call=call._replace(arguments={}))
+        return _packed((without, self._bytes), plain=parcel.plain)
 
 
 def deliver(device: Device, packed: bytes, shards: Sequence[Shard]) -> tuple[bytes | Shard, ...]:
@@ -76,12 +66,12 @@ def deliver(device: Device, packed: bytes, shards: Sequence[Shard]) -> tuple[byt
     Raises:
         WorkerError: the method raised.
     """
-    fields, returns, packed_arguments, sources, objects, scope = _unpacked(packed)
-    arguments = cloudpickle.loads(packed_arguments) if packed_arguments else {}
-    blocks = [s if isinstance(s, Block) else shards[s[0]][s[1]] for s in sources]
-    report, *columns = device.call(Call(*fields, arguments, returns, scope), *blocks)
-    made = {name: block for name, block in zip(returns, columns, strict=True) if isinstance(block, Block)}
-    return _reported(report), *({name: made[name] for name in names} for names in objects)
+    parcel, arguments = cast(tuple[Parcel, bytes], pickle.loads(packed))  # noqa: S301 - from the controller
+    call = parcel.call._replace(arguments=cloudpickle.loads(arguments)) if arguments else parcel.call
+    blocks = [s if isinstance(s, Block) else shards[s[0]][s[1]] for s in parcel.sources]
+    report, *columns = device.call(call, *blocks)
+    made = {name: b for name, b in zip(call.returns, columns, strict=True) if isinstance(b, Block)}
+    return _reported(report), *({name: made[name] for name in names} for names in parcel.objects)
 
 
 def task_name(call: Call) -> str:
@@ -115,11 +105,7 @@ def opened(packed: bytes) -> CallReport:
     return cast(CallReport, cloudpickle.loads(packed))
 
 
-def _unpacked(packed: bytes) -> Message:
-    return cast(Message, pickle.loads(packed))  # noqa: S301 - from the controller
-
-
-def _packed(message: Message | CallReport, *, plain: bool) -> bytes:
+def _packed(message: tuple[Parcel, bytes] | CallReport, *, plain: bool) -> bytes:
     """Pickle a message; with cloudpickle, which is slower, where it may hold the user's own classes.
 
     Args:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from rlhf_lightning.controller.batch import Batch
-from rlhf_lightning.controller.block import Block, Rows
+from rlhf_lightning.controller.block import Block
 from rlhf_lightning.controller.call import Call, ColumnInput
-from rlhf_lightning.controller.column import Piece
 from rlhf_lightning.controller.errors import WorkerError
 from rlhf_lightning.controller.groups import check_neighbours
 from rlhf_lightning.controller.register import Method
@@ -84,9 +83,9 @@ class WorkerGroup:
             returns = _made(inputs.arguments)
         outputs: dict[int, Output] = {}
         for rank, share in shards.items():
-            rows, given = len(share.batch), share.arguments
-            call = Call(self.role, method.name, rank, rows, (), given, returns, scope)
-            outputs[rank] = self._submit(call, share.batch)
+            rows, (columns, blocks) = len(share.batch), _shipped(share.batch)
+            call = Call(self.role, method.name, rank, rows, columns, share.arguments, returns, scope)
+            outputs[rank] = Output(self.transport.submit(self.devices[rank], call, blocks), rows)
         return outputs
 
     def _read(self, method: Method, batch: Batch, arguments: Mapping[str, object]) -> Batch:
@@ -112,27 +111,18 @@ class WorkerGroup:
         except WorkerError as err:
             raise WorkerError(f"{self.role}.{method.name}: {err}") from None
 
-    def _submit(self, call: Call, batch: Batch) -> Output:
-        """Send a call, which has no columns yet, with these rows."""
-        columns: list[ColumnInput] = []
-        blocks: list[Future | Block] = []
-        for name in batch:
-            column = batch.column(name)
-            rows = _shipped(column.pieces, blocks)
-            by = () if column.by is None else _shipped(column.by.pieces, blocks)
-            columns.append(ColumnInput(name, rows, by))
-        sent = self.transport.submit(self.devices[call.rank], replace(call, columns=tuple(columns)), blocks)
-        return Output(sent, call.num_rows)
 
-
-def _shipped(pieces: Iterable[Piece], blocks: list[Future | Block]) -> tuple[Rows, ...]:
-    """Add each piece's block to `blocks`; return the rows that the device takes of each."""
-    rows = []
-    for piece in pieces:
-        source, picked = piece.shipped()
-        blocks.append(source)
-        rows.append(picked)
-    return tuple(rows)
+def _shipped(batch: Batch) -> tuple[tuple[ColumnInput, ...], list[Future | Block]]:
+    """How a device assembles these rows, and the blocks of which it does."""
+    columns: list[ColumnInput] = []
+    blocks: list[Future | Block] = []
+    for name in batch:
+        column = batch.column(name)
+        rows = [piece.shipped() for piece in column.pieces]
+        by = [] if column.by is None else [piece.shipped() for piece in column.by.pieces]
+        blocks += [source for source, _ in (*rows, *by)]
+        columns.append(ColumnInput(name, tuple(pick for _, pick in rows), tuple(pick for _, pick in by)))
+    return tuple(columns), blocks
 
 
 def _read_by(arguments: Mapping[str, object]) -> Iterator[str]:
