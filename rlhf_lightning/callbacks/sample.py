@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any
 
 from rlhf_lightning.reporting import PER_TOKEN
 
@@ -27,7 +27,7 @@ class Sample:
     """Some of `PER_TOKEN`, one number for each token."""
 
 
-def samples_of(outputs: Mapping[str, object]) -> list[Sample]:
+def samples_of(outputs: Mapping[str, Iterable[Any]]) -> list[Sample]:
     """Read what a validation step returned.
 
     Args:
@@ -41,51 +41,24 @@ def samples_of(outputs: Mapping[str, object]) -> list[Sample]:
     Raises:
         ValueError: a key is missing, or lengths differ.
     """
-    missing = [name for name in _REQUIRED if name not in outputs]
-    if missing:
+    if missing := [name for name in _REQUIRED if name not in outputs]:
         raise ValueError(
             f"SampleTable: validation_step returned {sorted(outputs)}, without {', '.join(missing)}. "
             "Return prompts, responses and scores, lists of one length."
         )
-    columns = {name: _items(outputs, name) for name in (*_REQUIRED, "tokens", *PER_TOKEN) if name in outputs}
-    lengths = {name: len(column) for name, column in columns.items()}
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"SampleTable: validation_step returned lists of different lengths: {lengths}.")
-    return [_sample(columns, i) for i in range(lengths["prompts"])]
-
-
-def _items(outputs: Mapping[str, object], name: str) -> list[object]:
-    column = outputs[name]
-    if not isinstance(column, list | tuple):
-        raise ValueError(
-            f"SampleTable: {name} is a {type(column).__name__}. Return a list, for tensors .tolist()."
+    per_token = ("tokens", *PER_TOKEN) if "tokens" in outputs else ()
+    columns = {name: outputs[name] for name in (*_REQUIRED, *per_token) if name in outputs}
+    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    return [
+        Sample(
+            prompt=str(row["prompts"]),
+            response=str(row["responses"]),
+            score=float(row["scores"]),
+            tokens=tuple(map(str, row.get("tokens", ()))),
+            numbers={name: tuple(map(float, row[name])) for name in PER_TOKEN if name in row},
         )
-    return list(column)
-
-
-def _sample(columns: Mapping[str, list[object]], i: int) -> Sample:
-    tokens = tuple(str(token) for token in _row(columns, "tokens", i))
-    numbers = {}
-    for name in PER_TOKEN if tokens else ():
-        if name in columns:
-            numbers[name] = tuple(float(cast("float", x)) for x in _row(columns, name, i))
-            if len(numbers[name]) != len(tokens):
-                raise ValueError(
-                    f"SampleTable: row {i} has {len(tokens)} tokens and {len(numbers[name])} numbers in "
-                    f"{name}: return one for each token."
-                )
-    return Sample(
-        prompt=str(columns["prompts"][i]),
-        response=str(columns["responses"][i]),
-        score=float(cast("float", columns["scores"][i])),
-        tokens=tokens,
-        numbers=numbers,
-    )
-
-
-def _row(columns: Mapping[str, list[object]], name: str, i: int) -> list[object]:
-    row = columns[name][i] if name in columns else []
-    return list(row) if isinstance(row, list | tuple) else []
+        for row in rows
+    ]
 
 
 def printable(text: str) -> str:
