@@ -26,9 +26,6 @@ from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.strategy_checks import check_placed
 from rlhf_lightning.workers import Actor, Role, Settings
 
-_PLACEMENTS = 52
-"""Placements that are looked through for one in which vLLM sleeps once on each GPU: all of five models."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class RoleSizes(Sizes):
@@ -161,17 +158,7 @@ class Auto(Strategy):
         node = machine.gpus_per_node
         # Of several nodes only what fills nodes or divides one, so that no set lies in two; or all of them.
         among = range(1, devices) if devices <= node else pool_sizes(devices, node)
-        sizes = sorted({*among, devices})
-        if not workload.reserves:
-            return plan(costs, devices, sizes=sizes)
-        found = plan(costs, devices, sizes=sizes, count=_PLACEMENTS)
-        return replace(found, mappings=tuple(sorted(found.mappings, key=self._sleepers)))
-
-    def _sleepers(self, mapping: DeviceMapping) -> int:
-        """Most actors of a pool beyond the one whose vLLM can sleep there."""
-        placed = self.algorithm.placed()
-        actors = (sum(isinstance(placed[name], Actor) for name in pool.roles) for pool in mapping.pools)
-        return max(0, max(actors) - 1)
+        return plan(costs, devices, sizes=sorted({*among, devices}))
 
     def _given(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
         pools = self.mapping.pools

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import field, replace
-from typing import Literal
 
 import pytest
 
@@ -92,33 +91,15 @@ class TwoWriters(GRPO):
         return metrics | self.second.update_actor(second, loss=PolicyLoss())
 
 
-def writers(monkeypatch: pytest.MonkeyPatch, generator: Literal["native", "vllm"], devices: int) -> Auto:
-    """A strategy that is to place them on pretended GPUs."""
+def test_two_that_answer_with_vllm_on_the_same_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is fastest puts both on all devices."""
     for module in ("workers.role", "engines.vllm.config"):
         monkeypatch.setattr(f"rlhf_lightning.{module}.require_vllm", lambda: None)
     for module in ("mapping.observe", "strategies.auto", "strategy_checks"):
-        monkeypatch.setattr(f"rlhf_lightning.{module}.num_gpus", lambda: devices)
-    option = MappingOption(hardware="a100-80gb")
+        monkeypatch.setattr(f"rlhf_lightning.{module}.num_gpus", lambda: 2)
+    option, settings = MappingOption(hardware="a100-80gb"), Settings(generator="vllm")
     algorithm = TwoWriters(policy_loss=PolicyLoss(kl_coef=0.1))
-    return attached(Auto(devices=devices, settings=Settings(generator=generator), mapping=option), algorithm)
-
-
-@pytest.mark.parametrize("devices", [2, 8])
-def test_two_that_answer_with_vllm_have_gpus_of_their_own(
-    monkeypatch: pytest.MonkeyPatch, devices: int
-) -> None:
-    """What is fastest, both on all devices, would be refused: vLLM sleeps once in a process."""
-    names = ("actor", "reference", "second")
-    (together,) = writers(monkeypatch, "native", devices).place(names, devices)
-    assert set(together.roles) == {*names}
-    strategy = writers(monkeypatch, "vllm", devices)
-    pools = strategy.place(names, devices)
-    assert [{*pool.roles} & {"actor", "second"} for pool in pools] == [{"actor"}, {"second"}]
-    check_layouts(strategy, strategy.algorithm.roles(), pools)
-
-
-def test_one_gpu_for_two_that_answer_with_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    strategy = writers(monkeypatch, "vllm", 1)
-    pools = strategy.place(("actor", "reference", "second"), 1)
+    strategy = attached(Auto(devices=2, settings=settings, mapping=option), algorithm)
+    pools = strategy.place(("actor", "reference", "second"), 2)
     with pytest.raises(ValueError, match=r"actor and second answer on the same GPUs"):
         check_layouts(strategy, strategy.algorithm.roles(), pools)
