@@ -136,15 +136,6 @@ def _parse_line(line: bytes, where: str) -> Row:
 def _parse(text: bytes, where: str) -> object:
     try:
         found: object = json.loads(text.decode("utf-8-sig").rstrip())
-        if b"\\ud" in text or b"\\uD" in text:
-            json.dumps(found, ensure_ascii=False).encode()
-    except UnicodeEncodeError as err:
-        half = err.object[err.start]
-        raise ValueError(
-            f"{where}: holds half a character ({half!a}) without its other half. Correct or remove the line."
-        ) from err
-    except RecursionError as err:
-        raise ValueError(f"{where}: is nested too deeply. Correct or remove the line.") from err
     except UnicodeDecodeError as err:
         raise ValueError(
             f"{where}: byte {err.start + 1} of the line is not UTF-8. Save the file as UTF-8."
