@@ -28,8 +28,8 @@ from rlhf_lightning.optimizer import warn_of_slow_adapters
 from rlhf_lightning.options import factory
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, Environment, preflight
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec
-from rlhf_lightning.usage import naming_judge, naming_role
 from rlhf_lightning.workers import Actor, Generator, Judge, Opponent, Reward, Role, reads_ids
+from rlhf_lightning.workers.naming import naming_judge, naming_role
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -20,8 +20,8 @@ from rlhf_lightning.mapping.observe import recipe, shape_of
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.trace import trace, traced_batch
 from rlhf_lightning.mapping.workload import Workload
-from rlhf_lightning.usage import naming_role
 from rlhf_lightning.workers import Actor, Settings
+from rlhf_lightning.workers.naming import naming_role
 
 _LATE = 10**9
 """Iterations that the traced step has behind it: enough for any warm-up of an algorithm to be over."""

@@ -11,8 +11,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from rlhf_lightning.controller.cluster import ResourcePool, num_devices, num_gpus
 from rlhf_lightning.field_types import check_names, check_types
 from rlhf_lightning.trainer_checks import check_batches
-from rlhf_lightning.usage import naming_role
 from rlhf_lightning.workers import Actor
+from rlhf_lightning.workers.naming import naming_role
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

@@ -13,8 +13,7 @@ import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -345,37 +344,6 @@ def _similar(option: str, owner: type, *, here: Sequence[str], kind: str) -> lis
     of_others = [f"--{path}" for path in here if path.partition(".")[0] != kind]
     close = get_close_matches(typed, flat.values(), n=1)
     return [*of_others, *(path for path in flat if flat[path] in close)][:1]
-
-
-@contextmanager
-def naming_role(name: str) -> Iterator[None]:
-    """Put the role's name before errors about `path` or `lora`, so that they name an option of it.
-
-    Raises:
-        ValueError: one was raised within.
-    """
-    try:
-        yield
-    except ValueError as err:
-        said = str(err)
-        raise ValueError(f"{name}.{said}" if said.startswith(("path=", "lora")) else said) from err
-
-
-@contextmanager
-def naming_judge(name: str, kind: str) -> Iterator[None]:
-    """Let errors about a reward or a cost name the field that holds it, where that is called otherwise.
-
-    Args:
-        name: of the field.
-        kind: what errors call it, at their beginning and in options.
-
-    Raises:
-        ValueError: one was raised within.
-    """
-    try:
-        yield
-    except ValueError as err:
-        raise ValueError(re.sub(rf"^{kind}\b|(?<=--algo\.){kind}\b", name, str(err))) from err
 
 
 def library_error(err: Exception) -> str:

@@ -10,9 +10,9 @@ from tensordict import TensorDict
 from rlhf_lightning.controller import DP, register
 from rlhf_lightning.options import with_types
 from rlhf_lightning.rewards import Kind
-from rlhf_lightning.usage import naming_judge
 from rlhf_lightning.workers.actor import SEQUENCES
 from rlhf_lightning.workers.judge import Judge, nothing
+from rlhf_lightning.workers.naming import naming_judge
 from rlhf_lightning.workers.role import Role
 
 

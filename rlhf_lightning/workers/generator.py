@@ -34,9 +34,9 @@ from rlhf_lightning.engines import WeightSource, be_deterministic, train_engine
 from rlhf_lightning.parallel import Link, ParallelLayout
 from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import ModelSpec, Sampling
-from rlhf_lightning.usage import naming_role
 from rlhf_lightning.workers.actor import ANSWERS, PROMPTS, Actor
 from rlhf_lightning.workers.in_hand import COUNTS, NUMBERS, VERSIONS, Carry, InHand
+from rlhf_lightning.workers.naming import naming_role
 from rlhf_lightning.workers.role import Role, Settings
 from rlhf_lightning.workers.underway import Underway
 

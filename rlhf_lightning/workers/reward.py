@@ -16,9 +16,9 @@ from rlhf_lightning.data.tokenizer import load_tokenizer, token_texts
 from rlhf_lightning.functional import at_last_valid
 from rlhf_lightning.options import with_types
 from rlhf_lightning.rewards import step_ends
-from rlhf_lightning.usage import naming_judge
 from rlhf_lightning.workers.actor import SEQUENCES
 from rlhf_lightning.workers.judge import Judge, nothing
+from rlhf_lightning.workers.naming import naming_judge
 from rlhf_lightning.workers.retelling import Retelling
 from rlhf_lightning.workers.role import Role
 

@@ -25,8 +25,8 @@ from rlhf_lightning.engines.fsdp.base_model import BaseModelEngine
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import LoRA, ModelSpec, OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
-from rlhf_lightning.usage import naming_role
 from rlhf_lightning.workers import Actor, Critic, Generator, Reference, Reward, Role, Settings
+from rlhf_lightning.workers.naming import naming_role
 from tests.unit.algos.short import trainer
 from tests.unit.algos.small import built, write_model
 

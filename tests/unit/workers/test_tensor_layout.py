@@ -14,8 +14,8 @@ from rlhf_lightning.engines import FSDP, Megatron, ZeRO
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.spec import LoRA
 from rlhf_lightning.strategies import Auto, Colocated, OpenRLHF
-from rlhf_lightning.usage import naming_role
 from rlhf_lightning.workers import Actor, Generator, Reference, Reward, Settings
+from rlhf_lightning.workers.naming import naming_role
 from tests.unit.engines import tiny
 
 SETTINGS = Settings(train=FSDP(tensor=2))
