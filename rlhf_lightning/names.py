@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 from difflib import get_close_matches
 from pathlib import Path
 from typing import is_typeddict
@@ -15,10 +14,6 @@ FOLDERS = {
     "data": "rlhf_lightning.data",
 }
 """Where the short names of each option are looked up."""
-TWO_DASHES = "Options begin with two dashes."
-"""Said of an option without them, by `usage`; `recipe` says it once of several."""
-_OTHER = re.compile(r"Import path does not correspond to a subclass of (\w+)$")
-"""A module or another class in the place of a class, in the words of jsonargparse."""
 
 
 def class_path(option: str, name: str) -> str:
@@ -51,18 +46,6 @@ def class_path(option: str, name: str) -> str:
 def meant(*names: str) -> str:
     """The question whether one of these was meant, behind a space; empty for none."""
     return f" Did you mean {' or '.join(names)}?" if names else ""
-
-
-def no_class(said: str, given: str) -> str:
-    """What is wrong with a value that is no class of the kind that is wanted; empty of other errors.
-
-    Args:
-        said: by the parser, on one line.
-        given: the value.
-    """
-    found = _OTHER.search(said)
-    typed = "Type the import path of one, such as my_package.my_module.Mine."
-    return f"{given} is not a subclass of {found[1]}. {typed}" if found else ""
 
 
 def choices(option: str) -> dict[str, type]:

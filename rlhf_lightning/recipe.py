@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from itertools import pairwise
 
-from rlhf_lightning.names import TWO_DASHES
-from rlhf_lightning.usage import option_error
+from rlhf_lightning.usage import TWO_DASHES, option_error
 
 _HEAD = "unrecognized arguments: "
 """What argparse says before the words that belong to no option."""

@@ -15,17 +15,17 @@ import sysconfig
 import traceback
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from types import MappingProxyType
 
-from rlhf_lightning.field_types import type_hints
-from rlhf_lightning.names import FOLDERS, TWO_DASHES, choices, meant, no_class
-from rlhf_lightning.options import dataclasses_in, option_classes, option_names, option_paths
+from rlhf_lightning.names import FOLDERS, choices, meant
+from rlhf_lightning.options import option_classes, option_names, option_paths
 from rlhf_lightning.other_systems import known_elsewhere
 from rlhf_lightning.other_values import value_elsewhere
 
+TWO_DASHES = "Options begin with two dashes."
+"""Said of an option without them; `recipe` says it once of several."""
 _NOT_THEIRS = ("<", f"{Path(__file__).parent}{os.sep}", *sysconfig.get_paths().values())
 """How the paths of files begin that the user did not write."""
 _SET_UP = ("<module>", "__init__", "__post_init__", "setup")
@@ -51,6 +51,8 @@ _ASSIGNED = re.compile(r"unrecognized arguments: \+*(([\w.]+)=\S*)")
 """An option in the form that verl has: without dashes, and with its value behind `=`."""
 _DOTTED = re.compile(r"Expected a dot import path string: ?(\S*)")
 """A name that is no class path."""
+_OTHER = re.compile(r"Import path does not correspond to a subclass of (\w+)$")
+"""A module or another class in the place of a class."""
 _EXPECTED = re.compile(r"- (Expected a|Not a valid subclass of) ")
 """What a type wants, which says nothing where a line says what is wrong."""
 _PLACE = re.compile(r"(- )?(Parser key|Problem with given class_path) ")
@@ -65,7 +67,6 @@ _NO_GROUP = re.compile(r"Unable to load config (?:'.*' [\w.]+: Unable to load co
 _NO_LIST = re.compile(r"(\w+): Expected a <class 'tuple'>\. Got value: (.+)$")
 """A single value where a list is wanted."""
 _ONE_KIND = re.compile(r"Subclasses are disabled for (\w+), thus '([\w.]+)' is not accepted .*")
-_MISSING = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'$")
 _NAMED = {
     "callbacks": ("rlhf_lightning.callbacks", "lightning.pytorch.callbacks"),
     "logger": ("lightning.pytorch.loggers",),
@@ -103,13 +104,14 @@ def option_error(
         group = (option_classes(resolve_name(classes[-1])) if classes else owners).get(key)
         first = next((name for name in option_names(group) if f"{key}.{name}" not in elsewhere), "path")
         return f"{said[: wrong.start()]}{wrong[1]!r} {what}.{_class_suggestion(wrong[1], key, first)}"
-    if (given := _GIVEN.search(message)) and (wrong_kind := no_class(said, given[1])):
-        return f"{said.partition(':')[0]}: {wrong_kind}"
+    if (given := _GIVEN.search(message)) and (other := _OTHER.search(said)):
+        advice = "Type the import path of one, such as my_package.my_module.Mine."
+        return f"{said.partition(':')[0]}: {given[1]} is no {other[1]}. {advice}"
     if suggestion := _word_suggestion(said, owners, elsewhere=elsewhere):
         return f"{said}.{suggestion}"
-    said = _ONE_KIND.sub(_one_kind, _NO_LIST.sub(partial(_as_list, classes), _REQUIRED.sub(r"\1", said)))
+    said = _ONE_KIND.sub(_one_kind, _NO_LIST.sub(_as_list, _REQUIRED.sub(r"\1", said)))
     said = _REQUIRED_CLASS.sub(r"--\1 NAME", said)
-    return _MISSING.sub(_with_similar_name, said) + _QUOTES * bool(_READ_AS_YAML.search(said))
+    return said + _QUOTES * bool(_READ_AS_YAML.search(said))
 
 
 def _shortened(message: str) -> str:
@@ -128,41 +130,21 @@ def _shortened(message: str) -> str:
     return re.sub(r"Problem with given class_path '([\w.]+)':", r"\1:", said)
 
 
-def _as_list(classes: Sequence[str], found: re.Match[str]) -> str:
-    """The error for one value, or a mapping, where a list is wanted.
-
-    Args:
-        classes: that the error names; the last one has the option, or a part with it.
-        found: the option and the value.
-    """
+def _as_list(found: re.Match[str]) -> str:
+    """The error for one value, or a mapping, where a list is wanted."""
     key, value = found.groups()
     several = re.fullmatch(r"[\w.-]+(, ?[\w.-]+)+", value)
     words = re.split(", ?", value) if several else [value]
     number = re.compile(r"-?\d+(\.\d+)?")
     items = [word if number.fullmatch(word) else json.dumps(word, ensure_ascii=False) for word in words]
     if value.startswith("{"):
-        items = [_form_of_item(key, classes)]
+        items = ["..."]
     return f"{key}: {value} is not a list. Type '[{', '.join(items)}]', with the brackets."
-
-
-def _form_of_item(key: str, classes: Sequence[str]) -> str:
-    """How an item of a list is written that is an option of the last of these classes: `{roles: ...}`."""
-    owner = resolve_name(classes[-1]) if classes else None
-    hints = type_hints(owner) if isinstance(owner, type) else {}
-    parameters = [inspect.signature(item).parameters for item in dataclasses_in(hints.get(key))][:1]
-    wanted = [f"{name}: ..." for each in parameters for name, one in each.items() if one.default is one.empty]
-    return f"{{{', '.join(wanted)}}}" if wanted else "..."
 
 
 def _one_kind(found: re.Match[str]) -> str:
     """The error for a class where there is no choice of one."""
     return f"{found[2]} is a class, and there is none to choose. Type the options of {found[1]} one by one."
-
-
-def _with_similar_name(found: re.Match[str]) -> str:
-    """The error for a name that a module lacks, with the nearest name that it has."""
-    module, name = found.groups()
-    return f"{found[0]}.{meant(*get_close_matches(name, vars(importlib.import_module(module)), n=1))}"
 
 
 def _class_suggestion(name: str, key: str, first: str) -> str:

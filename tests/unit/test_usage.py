@@ -19,8 +19,6 @@ from rlhf_lightning.options import option_paths
 from rlhf_lightning.other_systems import OTHERS
 from rlhf_lightning.usage import library_error, option_error, place_of
 
-WANTS_LIST = "Expected a <class 'tuple'>. Got value:"
-
 
 def answer(cls: str, option: str) -> str:
     """What is said of an option that a class lacks."""
@@ -205,32 +203,19 @@ def test_one_value_for_all_options_of_the_trainer() -> None:
             "ids: 65 is not a list. Type '[65]', with the brackets.",
         ),
         (
+            "pools: Expected a <class 'tuple'>. Got value: {'all': 2}",
+            "pools: {'all': 2} is not a list. Type '[...]', with the brackets.",
+        ),
+        (
             "optimizer: Subclasses are disabled for OptimizerSpec, thus 'torch.optim.SGD' is not accepted as "
             "class_path. To accept subclasses use set_parsing_settings(subclasses_enabled=[OptimizerSpec]).",
             "optimizer: torch.optim.SGD is a class, and there is none to choose. Type the options of "
             "OptimizerSpec one by one.",
         ),
-        (
-            "algo: module 'rlhf_lightning.algos' has no attribute 'GRPo'",
-            "algo: module 'rlhf_lightning.algos' has no attribute 'GRPo'. Did you mean GRPO?",
-        ),
     ],
 )
 def test_what_to_type_instead(said: str, told: str) -> None:
     assert option_error(said, {}) == told
-
-
-@pytest.mark.parametrize(
-    ("cls", "key", "form"),
-    [
-        ("strategies.auto.MappingOption", "pools", "{roles: ..., devices: ...}"),
-        ("strategies.auto.PoolOption", "roles", "..."),
-    ],
-)
-def test_a_mapping_where_a_list_is_wanted(cls: str, key: str, form: str) -> None:
-    within = f"Problem with given class_path 'rlhf_lightning.{cls}':\n"
-    said = option_error(f"{within}  Parser key \"{key}\":\n  {WANTS_LIST} {{'all': 2}}", {})
-    assert said.endswith(f"{key}: {{'all': 2}} is not a list. Type '[{form}]', with the brackets.")
 
 
 def test_a_reason_is_said_without_the_other_types_that_were_tried() -> None:
