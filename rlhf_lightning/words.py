@@ -39,8 +39,7 @@ def read_config(path: str) -> str:
     groups = (*FOLDERS, "trainer")
     # A group without a value, as where everything below it is a comment, has its defaults.
     content = {k: value for k, value in _read_mapping(path).items() if value is not None or k not in groups}
-    grouped = {key: value for key, value in content.items() if str(key).partition(".")[0] in groups}
-    content = _nested(grouped, path) | {key: content[key] for key in content.keys() - grouped.keys()}
+    _check_dots(content, path)
     for name in ("class_path", "init_args"):
         if name in content:
             raise ValueError(
@@ -74,49 +73,17 @@ def as_handed_on(word: str) -> str:
     return f"{name}={_as_json(found)}" if isinstance(found, list | dict) else word
 
 
-def _nested(options: dict[object, object], path: str) -> dict[object, object]:
-    """Options with those that have dots, `algo.epochs: 2`, below their groups.
-
-    The parser would read a group anew for each of them, and lose what else stands there.
-    """
-    dotted = [str(key) for key in options if "." in str(key)]
-    result = {key: value for key, value in options.items() if str(key) not in dotted}
-    for name in sorted(dotted, key=lambda name: (name.rpartition(".")[2] not in _FORM, name)):
-        result = _placed(result, name.split("."), options[name], shown=f"-c {path}: {name}")
-    return result
-
-
-def _placed(
-    options: dict[object, object], names: Sequence[str], value: object, *, shown: str
-) -> dict[object, object]:
-    """Options with one more, below its groups.
-
-    Args:
-        options: where the first name belongs; stays as it is.
-        names: of the groups, and last of the option.
-        value: of the option.
-        shown: what messages call the option.
-
-    Raises:
-        ValueError: the option stands there already, or what should be a group has a value.
-    """
-    name, *below = names
-    if {"class_path", "init_args"} & options.keys() and name not in _FORM:
-        name, *below = "init_args", *names
-    found = options.get(name)
-    if not below:
-        if name in options:
-            raise ValueError(f"{shown} stands there twice, once with dots and once without. Leave one out.")
-        return options | {name: value}
-    if isinstance(found, str):  # the name of a class
-        found = {"class_path": found}
-    if not isinstance(found, dict | None):
-        raise ValueError(f"{shown}: {name} is {found!r} there, which has no options. Leave one of them out.")
-    return options | {name: _placed(found or {}, below, value, shown=shown)}
+def _check_dots(options: dict[object, object], path: str) -> None:
+    """Refuse `algo.epochs: 2`: the parser would read the group anew, and lose what else stands there."""
+    if dotted := [str(key) for key in options if "." in str(key)]:
+        group, _, last = dotted[0].rpartition(".")
+        raise ValueError(
+            f"-c {path}: {dotted[0]}: dots are for the command line. Write {last} below {group}, indented."
+        )
 
 
 def _class_options(value: dict[object, object], *, path: str, option: str) -> dict[object, object]:
-    """A class and its options with the class path, and with options below their groups.
+    """A class and its options with the class path.
 
     Args:
         value: class_path and init_args, as a file has them.
@@ -137,7 +104,8 @@ def _class_options(value: dict[object, object], *, path: str, option: str) -> di
         raise ValueError(
             f"-c {path}: {option}: init_args has no options. Indent them below it, or leave it out."
         )
-    return named | ({"init_args": _nested(options, path)} if options else {})
+    _check_dots(options, path)
+    return named
 
 
 def _read_mapping(path: str) -> dict[object, object]:

@@ -20,20 +20,21 @@ def test_a_class_may_have_options_that_its_signature_does_not_name(tmp_path: Pat
     assert json.loads(read_config(str(path)))["data"] == data
 
 
-def test_options_with_dots_are_those_of_the_class(tmp_path: Path) -> None:
-    """Beside `algo: grpo`, as `--algo.actor.optimizer.lr` beside `--algo grpo`."""
+@pytest.mark.parametrize(
+    "text",
+    [
+        "algo: grpo\nalgo.actor.epochs: 3\n",
+        "algo: {class_path: grpo, init_args: {actor.epochs: 3}}\n",
+        "data: taskdata\ntrainer.epochs: 3\n",
+    ],
+)
+def test_an_option_with_dots_is_one_of_the_command_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text(
-        "algo.actor.optimizer.lr: 1.0e-5\nalgo: grpo\ntrainer.max_steps: 3\ndata: taskdata\n"
-        "strategy: {class_path: local, init_args: {settings: {generator: native}}}\nstrategy.offload: true\n"
-    )
-    read = json.loads(read_config(str(path)))
-    assert read["algo"]["init_args"] == {"actor": {"optimizer": {"lr": 1e-5}}}
-    assert read["strategy"]["init_args"] == {"settings": {"generator": "native"}, "offload": True}
-    assert read["data"] == {"class_path": "rlhf_lightning.data.TaskData"}
-    assert read["trainer"] == {"max_steps": 3}
-    path.write_text("algo: grpo\nstrategy.offload: true\n")  # of the default strategy, which the parser knows
-    assert json.loads(read_config(str(path)))["strategy"] == {"offload": True}
+    path.write_text(text)
+    with pytest.raises(
+        ValueError, match=rf"^-c {path}: \S+: dots are .* Write epochs below \S+, indented\.$"
+    ):
+        read_config(str(path))
 
 
 def test_signs_of_every_kind(tmp_path: Path) -> None:
@@ -45,46 +46,6 @@ def test_signs_of_every_kind(tmp_path: Path) -> None:
     data = {"class_path": "a.B", "init_args": {"c": "", "d": [signs]}}
     path.write_text(yaml.safe_dump({"data": data}, allow_unicode=True), encoding="utf-8")
     assert yaml.load(read_config(str(path)), yaml.CSafeLoader)["data"] == data
-
-
-def test_an_option_with_dots_leaves_what_stands_beside_it(tmp_path: Path) -> None:
-    """In groups, classes with options, parts that are a class by its name, and the trainer."""
-    path = tmp_path / "mine.yaml"
-    path.write_text(
-        "algo: {class_path: grpo, init_args: {actor: {path: models/mine, sampling: {top_p: 0.9}},\n"
-        "  reward.path: '', reward: {functions: {my.module.score: 1}}, reference: {class_path: a.B}}}\n"
-        "algo.actor.optimizer.lr: 1.0e-5\nalgo.reference.every: 3\n"
-        "data.batch_size: 8\ndata.class_path: taskdata\n"
-        "trainer: {logger: CSVLogger, default_root_dir: here}\ntrainer.logger.save_dir: here\n"
-        "strategy.settings.generate.slots: 4\nstrategy.settings: {generator: native}\n"
-    )
-    read = json.loads(read_config(str(path)))
-    assert read["algo"]["init_args"] == {
-        "actor": {"path": "models/mine", "sampling": {"top_p": 0.9}, "optimizer": {"lr": 1e-5}},
-        "reward": {"path": "", "functions": {"my.module.score": 1}},
-        "reference": {"class_path": "a.B", "init_args": {"every": 3}},
-    }
-    assert read["data"] == {"class_path": "rlhf_lightning.data.TaskData", "init_args": {"batch_size": 8}}
-    csv = {"class_path": "CSVLogger", "init_args": {"save_dir": "here"}}
-    assert read["trainer"] == {"logger": csv, "default_root_dir": "here"}
-    assert read["strategy"] == {"settings": {"generator": "native", "generate": {"slots": 4}}}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "algo: {class_path: grpo, init_args: {epochs: 2}}\nalgo.epochs: 3\n",
-            "algo.epochs stands .* twice",
-        ),
-        ("algo: grpo\ntrainer: {callbacks: [Rollouts]}\ntrainer.callbacks.path: x\n", "callbacks is \\['Rol"),
-    ],
-)
-def test_an_option_with_dots_that_has_no_place(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=f"^-c {path}: .*{message}.* Leave one .*out"):
-        read_config(str(path))
 
 
 def test_a_group_without_a_value_has_its_defaults(tmp_path: Path) -> None:
