@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from benchmarks import environments
 from benchmarks.learning_runs import ENTRIES, THRESHOLD, Result, Run, play
-from rlhf_lightning.callbacks.curves import running_mean
+from rlhf_lightning.callbacks.reward_curve import running_mean
 
 RESULTS = Path(__file__).parent / "results" / "learning.json"
 PICTURES = Path(__file__).parent.parent / "docs" / "images"

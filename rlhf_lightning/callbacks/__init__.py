@@ -1,4 +1,4 @@
-"""Lightning callbacks for runs of this project; those that write files share `output`, pictures `curves`.
+"""Lightning callbacks for runs of this project; those that write files share `output`.
 
 look at answers     SampleTable, Rollouts, SampledValidation, SecondReward (reward hacking)
 look at numbers     RewardCurve, DemoSummary, PredictedTimes, Trace, Progress

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import fmean, pstdev
@@ -12,18 +11,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.callbacks.curves import Curve, draw_curves, read_curve, with_point
 from rlhf_lightning.data import row_data
 from rlhf_lightning.data_checks import check_validates
-from rlhf_lightning.output import check_output, leaves_files, output_path
-from rlhf_lightning.reporting import begins_anew, validation_interval
+from rlhf_lightning.reporting import begins_anew
 from rlhf_lightning.rewards import Functions, HTTPOptions, RewardSpec, Sources, preflight, score
 from rlhf_lightning.workers import Reward
 
 REWARD, SECOND, GAP = "val/reward", "val/second_reward", "val/reward_gap"
 _READ = ("answers", "scores", "rows")
-_FILE = "second_reward.png"
-_UNIT = "change since the first validation (sd)"
 
 
 class SecondReward(Callback):
@@ -36,8 +31,7 @@ class SecondReward(Callback):
     stays near 0 while both rewards rise together, and grows where the training reward rises alone. Validate
     from early on (`val_check_interval`): what was hacked before the first validation is not seen.
 
-    The picture of both changes and the gap is drawn when training ends. First validation and points travel
-    in checkpoints, so a resumed run goes on from the same baseline.
+    The first validation travels in checkpoints, so a resumed run goes on from the same baseline.
 
     Raises:
         ValueError: no function is named, or a weight is not a finite number.
@@ -49,7 +43,6 @@ class SecondReward(Callback):
         *,
         by_source: Sources | None = None,
         http: HTTPOptions | None = None,
-        path: str | None = None,
     ) -> None:
         """Say what the second reward is.
 
@@ -57,32 +50,27 @@ class SecondReward(Callback):
             functions: a name, dotted path or http address, a list of them, or a mapping of them to weights.
             by_source: mapping of data source to functions, in the same forms; they score such rows instead.
             http: how functions that are services are asked; as by default where None.
-            path: of the picture; None is `second_reward.png` under the trainer's `default_root_dir`.
         """
         super().__init__()
         with _naming_callback():
             self.spec = _spec(functions or {}, by_source or {}, http or HTTPOptions())
-        self.path = path
         self._scores: dict[str, list[float]] = {REWARD: [], SECOND: []}
         self._first: dict[str, tuple[float, float]] = {}
-        self._curves: dict[str, Curve] = {REWARD: [], SECOND: []}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin anew, unless the trainer goes on, and refuse what cannot work, before any worker starts.
 
         Raises:
             ValueError: the algorithm has no reward to compare with or the same one, nothing is held out, or a
-                function does not exist or does not work on the held-out rows, or there is no place for the
-                picture.
+                function does not exist or does not work on the held-out rows.
         """
         if stage not in ("fit", "validate"):
             return
         if begins_anew(trainer, stage):
-            self._first, self._curves = {}, {REWARD: [], SECOND: []}
+            self._first = {}
         if isinstance(pl_module, RLHFAlgorithm):
             self._check_reward(pl_module)
         check_validates(trainer, stage, name="SecondReward")
-        check_output(trainer, output_path(trainer, self.path, _FILE).parent, name="SecondReward")
         data = row_data(trainer)
         with _naming_callback():
             preflight(self.spec, data.held_out_rows if data else [])
@@ -111,49 +99,23 @@ class SecondReward(Callback):
         """Log the second reward and the gap, in time for EarlyStopping and ModelCheckpoint."""
         if not self._scores[SECOND]:
             return
+        means, changes = dict[str, float](), dict[str, float]()
         for name, values in self._scores.items():
-            mean = fmean(values)
-            self._first.setdefault(name, (mean, pstdev(values) or 1.0))
-            self._curves[name] = with_point(self._curves[name], trainer.global_step, mean)
-        (_, second), (_, gap) = self._curves[SECOND][-1], self.changes()[GAP][-1]
-        found = {SECOND: second, GAP: gap}
+            means[name] = fmean(values)
+            first, unit = self._first.setdefault(name, (means[name], pstdev(values) or 1.0))
+            changes[name] = (means[name] - first) / unit
+        found = {SECOND: means[SECOND], GAP: changes[REWARD] - changes[SECOND]}
         if trainer.state.fn != "fit":  # `validate` has no first validation to compare with
             del found[GAP]
         pl_module.log_dict(found, batch_size=len(self._scores[SECOND]))
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the changes and the gap."""
-        if not self._first:
-            interval = validation_interval(trainer) or "a time"
-            warnings.warn(
-                "SecondReward: nothing was validated, so there is no gap and no picture. "
-                f"Lower trainer.val_check_interval ({interval}), or train longer.",
-                stacklevel=2,
-            )
-        elif leaves_files(trainer):
-            draw_curves(self.changes(), output_path(trainer, self.path, _FILE), unit=_UNIT)
-
-    def changes(self) -> dict[str, Curve]:
-        """Curves of both rewards' changes since the first validation, in standard deviations; and the gap."""
-        found = {
-            name: [(step, (mean - first) / unit) for step, mean in self._curves[name]]
-            for name, (first, unit) in self._first.items()
-        }
-        if found:
-            pairs = zip(found[REWARD], found[SECOND], strict=True)
-            found[GAP] = [(step, change - second) for (step, change), (_, second) in pairs]
-        return found
-
     def state_dict(self) -> dict[str, object]:
-        """Hand the first validation and the points to a checkpoint."""
-        return {"first": dict(self._first), "curves": dict(self._curves)}
+        """Hand the first validation to a checkpoint."""
+        return {"first": dict(self._first)}
 
-    def load_state_dict(self, state_dict: Mapping[str, Mapping[str, Sequence[object]]]) -> None:
-        """Continue from those of a checkpoint."""
-        first = cast("Mapping[str, tuple[float, float]]", state_dict["first"])
-        curves = cast("Mapping[str, Curve]", state_dict["curves"])
-        self._first = {name: (mean, unit) for name, (mean, unit) in first.items()}
-        self._curves = {name: read_curve(points) for name, points in curves.items()}
+    def load_state_dict(self, state_dict: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+        """Continue from that of a checkpoint."""
+        self._first = {name: (mean, unit) for name, (mean, unit) in state_dict["first"].items()}
 
     def _check_reward(self, algorithm: RLHFAlgorithm) -> None:
         reward = algorithm.placed().get("reward")

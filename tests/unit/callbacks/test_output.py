@@ -14,7 +14,6 @@ from rlhf_lightning.callbacks import (
     RewardCurve,
     Rollouts,
     SampleTable,
-    SecondReward,
     Trace,
 )
 from rlhf_lightning.data import TaskData
@@ -26,7 +25,6 @@ WRITERS: dict[str, Callable[[Path], Callback]] = {
     "RewardCurve": lambda path: RewardCurve(path=str(path / "reward.png")),
     "Rollouts": lambda path: Rollouts(directory=str(path)),
     "SampleTable": lambda path: SampleTable(directory=str(path)),
-    "SecondReward": lambda path: SecondReward("exact_match", path=str(path / "second.png")),
     "Trace": lambda path: Trace(str(path / "trace.json")),
 }
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rlhf_lightning.callbacks.curves import running_mean, with_point
+from rlhf_lightning.callbacks.reward_curve import running_mean, with_point
 
 
 def test_running_mean() -> None:
