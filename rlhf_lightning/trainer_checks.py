@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -23,12 +23,9 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 from lightning.pytorch.plugins import Precision, TorchCheckpointIO
-from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from rlhf_lightning.data import RowData, row_data
+from rlhf_lightning.data import row_data
 from rlhf_lightning.data_checks import check_loader
 from rlhf_lightning.output import check_output
 from rlhf_lightning.reporting import validation_interval
@@ -42,12 +39,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_READ: Mapping[TrainerFn | None, Sequence[str]] = {
-    TrainerFn.FITTING: ("train", "val"),
-    TrainerFn.VALIDATING: ("val",),
-    TrainerFn.PREDICTING: ("predict",),
-}
-"""The loaders that a trainer's method reads."""
 _FINAL = {
     "training_step": "Write step(self, batch): it is called once an iteration.",
     "configure_optimizers": "Each model has an AdamW of its own, with options such as actor.optimizer.lr.",
@@ -174,15 +165,13 @@ def check_callbacks(trainer: Trainer) -> None:
 
 
 def check_batches(trainer: Trainer) -> None:
-    """Refuse loaders, limits and intervals that do not fit the algorithm or the batches of the data.
+    """Refuse a training loader or an interval that does not fit the iterations of an epoch.
 
     Raises:
-        ValueError: there are several loaders for a step that reads one, that of training has no length or
-            is rows, an epoch has fewer iterations than lie between two validations, or a share is no batch.
+        ValueError: the loader has no length, or is rows, or an epoch has fewer iterations than lie between
+            two validations.
     """
-    _check_loaders(trainer)
     _check_length(trainer)
-    _check_shares(trainer)
     _check_reached(trainer)
 
 
@@ -287,31 +276,6 @@ def _check_gradients(trainer: Trainer, training: TrainConfig) -> None:
         )
 
 
-def _check_loaders(trainer: Trainer) -> None:
-    """Refuse several loaders for a step that reads one: Lightning would, with all models loaded.
-
-    Raises:
-        ValueError: there are several.
-    """
-    sources = {
-        TrainerFn.FITTING: trainer.fit_loop.epoch_loop.val_loop._data_source,
-        TrainerFn.VALIDATING: trainer.validate_loop._data_source,
-        TrainerFn.PREDICTING: trainer.predict_loop._data_source,
-    }
-    kind, step = ("predict", "predict_step") if trainer.predicting else ("val", "validation_step")
-    source = sources.get(trainer.state.fn) if trainer.state.fn else None
-    if source is None or not getattr(trainer, f"limit_{kind}_batches") or not source.is_defined():
-        return
-    loaders, algorithm = _loaders_of(source), trainer.lightning_module
-    takes = is_param_in_hook_signature(getattr(algorithm, step), "dataloader_idx")
-    if loaders._mode == "sequential" and len(loaders.flattened) > 1 and not takes:
-        raise ValueError(
-            f"{len(loaders.flattened)} loaders for {type(algorithm).__name__}.{step}: it reads one, and its "
-            f"metrics have one name. Put all rows into one loader, or write a {step} of your own that takes "
-            "dataloader_idx."
-        )
-
-
 def _check_length(trainer: Trainer) -> None:
     """Refuse a training loader without a length: Lightning takes a batch ahead, to find the last one.
 
@@ -321,7 +285,9 @@ def _check_length(trainer: Trainer) -> None:
     source = trainer.fit_loop._data_source
     if trainer.state.fn != "fit" or not trainer.limit_train_batches or not source.is_defined():
         return
-    for loader in _loaders_of(source).flattened:
+    found = source.dataloader()
+    loaders = found if isinstance(found, CombinedLoader) else CombinedLoader(found, "sequential")
+    for loader in loaders.flattened:
         check_loader(cast("RLHFAlgorithm", trainer.lightning_module), loader)
         if sized_len(loader) is None:
             raise ValueError(
@@ -329,41 +295,6 @@ def _check_length(trainer: Trainer) -> None:
                 "ahead, before the step that it follows, and never be trained on after a resume. Give its "
                 "sampler, or its IterableDataset, a __len__: the rows of an epoch, as many as you like."
             )
-
-
-def _loaders_of(source: _DataLoaderSource) -> CombinedLoader:
-    found = source.dataloader()
-    return found if isinstance(found, CombinedLoader) else CombinedLoader(found, "sequential")
-
-
-def _check_shares(trainer: Trainer) -> None:
-    """Refuse a share of less than one batch: Lightning would, with all models loaded.
-
-    Raises:
-        ValueError: there is such a share.
-    """
-    if (data := row_data(trainer)) is None:
-        return
-    for name in _READ.get(trainer.state.fn, ()):
-        overfits = trainer.overfit_batches and name != "predict"  # type: ignore[attr-defined]
-        option = "overfit_batches" if overfits else f"limit_{name}_batches"
-        limit = getattr(trainer, option)
-        share = isinstance(limit, float) and limit < 1
-        for batches in _batches(data, name) if share else ():
-            if 0 < limit * batches < 1:
-                raise ValueError(
-                    f"Trainer({option}={limit}): a share of {limit} of {batches} is less than a batch. Type "
-                    f"--trainer.{option} 1 for one batch, or {1 / batches:.3g} or more."
-                )
-
-
-def _batches(data: RowData, name: str) -> list[int]:
-    """The batches of each loader of this name."""
-    if name == "train":
-        loaders: Sequence[object] = [data.train_dataloader()]
-    else:
-        loaders = data.val_dataloader() if name == "val" else [data.predict_dataloader()]
-    return [size for loader in loaders if (size := sized_len(loader)) is not None]
 
 
 def _check_reached(trainer: Trainer) -> None:

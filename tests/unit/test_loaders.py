@@ -1,4 +1,4 @@
-"""Several loaders for a step that reads one, and one without a length, are refused before anything starts."""
+"""Training loaders without a length, and rows in place of a loader, are refused before anything starts."""
 
 from __future__ import annotations
 
@@ -9,38 +9,10 @@ import pytest
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset
 
-from rlhf_lightning.algorithm import Columns
-from rlhf_lightning.algos import DPO, GRPO, SFT
-from rlhf_lightning.data import TaskData
-from rlhf_lightning.data.batch import EncodedRow
+from rlhf_lightning.algos import DPO, SFT
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.strategy import Strategy
 from tests.unit.algos.short import grpo, trainer
-
-
-class Twice(TaskData):
-    """Reads the same held-out rows by two loaders."""
-
-    def val_dataloader(self) -> list[DataLoader[list[EncodedRow]]]:
-        """As it says."""
-        return 2 * super().val_dataloader()
-
-    def predict_dataloader(self) -> list[DataLoader[list[EncodedRow]]]:  # type: ignore[override]
-        """As it says."""
-        return 2 * [super().predict_dataloader()]
-
-
-class Indexed(GRPO):
-    """Tells the loaders apart."""
-
-    def validation_step(self, batch: Columns, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Do nothing."""
-
-    def predict_step(
-        self, batch: Columns, batch_idx: int, dataloader_idx: int = 0
-    ) -> dict[str, list[object]]:
-        """Answer nothing."""
-        return {}
 
 
 @pytest.fixture(autouse=True)
@@ -51,35 +23,6 @@ def starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyError("it would start")
 
     monkeypatch.setattr(Local, "_launch", start)
-
-
-def told(kind: type[GRPO], called: str, root: Path, **options: object) -> str:
-    run = trainer(Local(), root, **{"limit_val_batches": 1, **options})  # type: ignore[arg-type]
-    with pytest.raises((ValueError, KeyError)) as error:
-        getattr(run, called)(grpo(kind), datamodule=Twice(batch_size=2, num_rows=4, num_val_rows=2))
-    return str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("called", "step"),
-    [("fit", "validation_step"), ("validate", "validation_step"), ("predict", "predict_step")],
-)
-def test_a_step_that_reads_one_loader(called: str, step: str, tmp_path: Path) -> None:
-    said = told(GRPO, called, tmp_path)
-    assert said.startswith(f"2 loaders for GRPO.{step}: it reads one, ")
-    assert said.endswith(f"or write a {step} of your own that takes dataloader_idx.")
-    assert told(Indexed, called, tmp_path) == "'it would start'"
-
-
-@pytest.mark.parametrize(("called", "kind"), [("fit", "val"), ("predict", "predict")])
-def test_loaders_that_nothing_reads(called: str, kind: str, tmp_path: Path) -> None:
-    assert told(GRPO, called, tmp_path, **{f"limit_{kind}_batches": 0}) == "'it would start'"
-
-
-def test_loaders_without_a_data_module(tmp_path: Path) -> None:
-    texts: DataLoader[str] = DataLoader(["Sort 21: ", "Sort 43: "], batch_size=2)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^3 loaders for GRPO\.validation_step"):
-        trainer(Local(), tmp_path, limit_val_batches=1).fit(grpo(), texts, [texts] * 3)
 
 
 class Endless(IterableDataset[str]):
