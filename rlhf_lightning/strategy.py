@@ -190,7 +190,7 @@ class Strategy(SingleDeviceStrategy):
             keep_tables(trainer)
         check_alone()
         super().setup_environment()
-        checks.check_fields(self.algorithm)  # which say what is placed; its own `setup` comes too late for it
+        checks.check_fields(self.algorithm)  # which say what is placed
         self.join()
         roles = self.models()
         self.settings.check_read(apart=any(isinstance(role, Generator) for role in roles.values()))
