@@ -34,8 +34,8 @@ _STATE = (
     "`@cached_property def kept(self): return {}` above the methods that write into self.kept."
 )
 _LESS = (
-    "Try --algo.actor.dtype bfloat16 and --algo.actor.gradient_checkpointing true (each role has them), fewer "
-    "--strategy.settings.train.max_tokens_per_micro_batch or --strategy.settings.generate.slots, "
+    "Try --algo.actor.dtype bfloat16 and --algo.actor.gradient_checkpointing true (each role has them), "
+    "fewer --strategy.settings.train.max_tokens_per_micro_batch or --strategy.settings.generate.slots, "
     "--strategy.offload true, or more devices; docs/running.md says what each option saves."
 )
 

@@ -1,4 +1,4 @@
-"""What is asked of an algorithm's own parts in the wrong place: of a handle, and of a set-up of the user's own."""
+"""An algorithm's own parts in the wrong place: what is asked of a handle, a set-up of the user's own."""
 
 from __future__ import annotations
 
