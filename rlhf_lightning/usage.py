@@ -106,7 +106,7 @@ def option_error(
         return f"{said[: wrong.start()]}{wrong[1]!r} {what}.{_class_suggestion(wrong[1], key, first)}"
     if (given := _GIVEN.search(message)) and (other := _OTHER.search(said)):
         advice = "Type the import path of one, such as my_package.my_module.Mine."
-        return f"{said.partition(':')[0]}: {given[1]} is no {other[1]}. {advice}"
+        return f"{said.partition(':')[0]}: {given[1]} is not a subclass of {other[1]}. {advice}"
     if suggestion := _word_suggestion(said, owners, elsewhere=elsewhere):
         return f"{said}.{suggestion}"
     said = _ONE_KIND.sub(_one_kind, _NO_LIST.sub(_as_list, _REQUIRED.sub(r"\1", said)))
