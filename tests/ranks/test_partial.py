@@ -57,7 +57,8 @@ class Scripted(GenerationEngine):
         pause: Callable[[Tensor], bool],
         at_once: int = 0,
     ) -> TensorDict:
-        """See `GenerationEngine.resume`."""
+        """See `GenerationEngine.resume`; refuses prompts that have lost a token of `rows_of` or got one."""
+        assert rows["prompt_mask"].sum(1).equal(1 + ((rows["row_ids"] & ID_BITS) % 1000 == 0))
         rows = begun(rows, width=sampling.max_new_tokens)
         said = rows.select("response_ids", "response_mask", "log_probs", "ended").clone()
         wanted = torch.tensor([self.lengths(row) for row in rows["row_ids"].tolist()], dtype=torch.int64)
