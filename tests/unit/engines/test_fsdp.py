@@ -58,6 +58,15 @@ def test_outputs_come_in_row_order_and_are_0_where_masked(
         assert (found[name][~tiny.rows()["response_mask"]] == 0).all()
 
 
+@pytest.mark.parametrize("head", ["lm", "scalar"])
+def test_no_pass_keeps_keys_and_values(
+    paths: dict[str, Path], head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No later token reads them, and those of all layers would wait for the last."""
+    monkeypatch.setattr("transformers.cache_utils.Cache.update", lambda *_, **__: pytest.fail("they are"))
+    FSDPEngine(tiny.spec(paths[head]), head=head).infer(tiny.rows(), temperature=1.0)
+
+
 def test_greedy_counts_as_temperature_1(paths: dict[str, Path]) -> None:
     engine = FSDPEngine(tiny.spec(paths["lm"]))
     greedy, plain = (engine.infer(tiny.rows(), temperature=t)["log_probs"] for t in (0.0, 1.0))

@@ -300,6 +300,11 @@ def test_wrong_configurations_are_refused() -> None:
         Native(refill=0)
 
 
+def test_keys_and_values_are_in_no_second_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.cache_utils.Cache.update", lambda *_, **__: pytest.fail("it is filled"))
+    generate(decoder("mistral"), table(token_lists([3])), Sampling(max_new_tokens=2))
+
+
 @pytest.mark.parametrize("kind", [*KINDS, WIDE, *NARROW])
 @pytest.mark.parametrize("dtype", ["model", "bfloat16"])
 def test_a_decoder_says_what_its_cache_takes(
