@@ -34,11 +34,10 @@ class DemoSummary(Callback):
         self._first: list[float] = []
         self._last: list[float] = []
         self._start_s = 0.0
-        self._ended = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin anew, unless the trainer goes on; move behind progress bars, whose `teardown` writes too."""
-        self._start_s, self._ended = time.perf_counter(), False
+        self._start_s = time.perf_counter()
         if begins_anew(trainer, stage):
             self._first, self._last = [], []
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -53,13 +52,9 @@ class DemoSummary(Callback):
             self._first = [*self._first, reward][: self.steps]
             self._last = [*self._last, reward][-self.steps :]
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Remember that nothing failed: `teardown` follows an error too."""
-        self._ended = True
-
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write the line."""
-        if self._ended and trainer.is_global_zero:
+        """Write the line; Lightning does not come here after an error."""
+        if stage == "fit" and trainer.is_global_zero:
             seconds = time.perf_counter() - self._start_s
             sys.stdout.write(
                 f"demo: reward_first{self.steps}={_mean(self._first):.4f} "
