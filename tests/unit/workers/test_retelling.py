@@ -43,7 +43,14 @@ def test_the_end_that_a_tokenizer_adds_stands_once(monkeypatch: pytest.MonkeyPat
     assert told({"prompt": "ab"}, "cd") == [*b"abcd", END]
 
 
-def test_messages_are_rendered_in_the_judges_template() -> None:
+def test_messages_are_rendered_in_the_judges_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The template has all special tokens: none that the tokenizer begins other texts with is added."""
+    plain = PreTrainedTokenizerBase.encode
+    monkeypatch.setattr(
+        PreTrainedTokenizerBase,
+        "encode",
+        lambda *args, add_special_tokens=True: [*[END] * add_special_tokens, *plain(*args)],
+    )
     row: dict[str, object] = {"prompt": "as the actor read them", "prompt_messages": MESSAGES}
     assert told(row, "cd", ended=False) == [259, *b"s", 260, *b"ab", 261, *b"cd", END]
 
