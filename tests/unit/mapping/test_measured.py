@@ -86,10 +86,11 @@ def test_the_first_iteration_and_that_after_a_resume_are_left_out(tmp_path: Path
         measured.append(file, one)
     assert measured.read(file.parent) == (A100, [steps[1], steps[2], steps[4]])
     assert measured.read(file)[1] == measured.read(file.parent)[1]
-    file.unlink()
-    measured.begin(file, CPU)
-    with pytest.raises(ValueError, match=r"holds no iteration\. Run a few: rlhf fit .*PredictedTimes"):
-        measured.read(file)
+    for begin in (lambda: measured.begin(file, CPU), lambda: measured.append(file, steps[0])):
+        file.unlink()
+        begin()
+        with pytest.raises(ValueError, match=r"holds no iteration\. Run a few: rlhf fit .*PredictedTimes"):
+            measured.read(file)
 
 
 def test_no_run_and_a_damaged_one(tmp_path: Path) -> None:
