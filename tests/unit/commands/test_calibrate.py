@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,9 +68,14 @@ def test_more_devices_than_gpus(
 def test_what_one_node_cannot_measure_is_said(
     rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("rlhf_lightning.commands.calibrate.measure", lambda **_: hardware.H100)
-    code, said, err = rlhf.run("calibrate", str(tmp_path / "machine.yaml"))
+    monkeypatch.setattr(
+        "rlhf_lightning.commands.calibrate.measure",
+        lambda *, name, devices: replace(hardware.H100, name=name),
+    )
+    out = tmp_path / "machine.yaml"
+    code, said, err = rlhf.run("calibrate", str(out))
     assert (code, err) == (0, "")
+    assert hardware.load(str(out)).name == "machine"
     assert "network between nodes was not measured: inter_bandwidth is 4e+11 bytes/s a node" in said
 
 
