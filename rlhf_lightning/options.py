@@ -51,7 +51,7 @@ def options(cls: type[T]) -> type[T]:
             hints[field.name] |= None
         field.type = hints.get(field.name, field.type)
         for inner in dataclasses_in(field.type):
-            with_types(inner)
+            _resolve_types(inner)
     cls.__init__.__annotations__ = hints
     return cls
 
@@ -96,8 +96,8 @@ def check_free(cls: type, taken: Collection[str]) -> None:
             )
 
 
-def with_types(cls: type[T]) -> type[T]:
-    """Resolve the types in a dataclass's constructor, where the command line reads them; returns the class.
+def _resolve_types(cls: type) -> None:
+    """Resolve the types in a dataclass's constructor, where the command line reads them.
 
     Types of inherited options are texts there, which its own module may not be able to resolve.
     """
@@ -107,7 +107,6 @@ def with_types(cls: type[T]) -> type[T]:
     ):
         hints = _resolved(cls, cls)
         constructor.__annotations__ = {name: hints.get(name) for name in constructor.__annotations__}
-    return cls
 
 
 def dataclasses_in(hint: object) -> list[type]:

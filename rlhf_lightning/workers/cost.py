@@ -8,7 +8,6 @@ from typing import ClassVar
 from tensordict import TensorDict
 
 from rlhf_lightning.controller import DP, register
-from rlhf_lightning.options import with_types
 from rlhf_lightning.rewards import Kind
 from rlhf_lightning.workers.actor import SEQUENCES
 from rlhf_lightning.workers.judge import Judge, nothing
@@ -16,7 +15,6 @@ from rlhf_lightning.workers.naming import naming_judge
 from rlhf_lightning.workers.role import Role
 
 
-@with_types
 @dataclass(frozen=True, kw_only=True)
 class Cost(Judge, Role):
     """Scores what is unwanted in responses with functions, a cost model, or both; it has no default."""

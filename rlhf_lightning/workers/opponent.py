@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from rlhf_lightning.options import with_types
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.workers.actor import Actor
 from rlhf_lightning.workers.follower import Follower
@@ -16,7 +15,6 @@ _LEARNING = frozenset({"update_actor", "accumulate_actor"})
 """Calls of an actor that an opponent refuses."""
 
 
-@with_types
 @dataclass(frozen=True, kw_only=True)
 class Opponent(Follower, Actor):
     """The actor as it was some iterations ago, which answers too (SPIN, Nash-MD)."""

@@ -14,7 +14,6 @@ from torch import Tensor
 from rlhf_lightning.controller import DP, register
 from rlhf_lightning.data.tokenizer import load_tokenizer, token_texts
 from rlhf_lightning.functional import at_last_valid
-from rlhf_lightning.options import with_types
 from rlhf_lightning.rewards import step_ends
 from rlhf_lightning.workers.actor import SEQUENCES
 from rlhf_lightning.workers.judge import Judge, nothing
@@ -37,7 +36,6 @@ class CutOff:
         return scores - at_last_valid(self.penalty * rows["row_truncated"].float(), rows["response_mask"])
 
 
-@with_types
 @dataclass(frozen=True, kw_only=True)
 class Reward(Judge, Role):
     """Scores responses with functions, a reward model, or both; the field `reward` may be told neither."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from rlhf_lightning.options import with_types
 from rlhf_lightning.workers.role import Role
 
 
-@with_types
 @dataclass(frozen=True, kw_only=True)
 class Tool(Role):
     """Holds no model: a subclass has the methods, and makes what they need where they run."""
