@@ -38,7 +38,7 @@ from rlhf_lightning.checkpoint import FULL
 from rlhf_lightning.commands import COMMANDS
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.connection import TERMINATED
-from rlhf_lightning.names import FOLDERS, class_path
+from rlhf_lightning.names import FOLDERS, choices, class_path
 from rlhf_lightning.options import option_names
 from rlhf_lightning.output import check_output, leaves_files, whole
 from rlhf_lightning.recipe import option_errors
@@ -166,6 +166,8 @@ class CommandLine(LightningCLI):
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add `trainer`, `algo`, `strategy` and `data`."""
+        for option in FOLDERS:
+            choices(option)  # imported, so that help lists all
         parser.add_class_arguments(
             Trainer,
             "trainer",
@@ -178,9 +180,7 @@ class CommandLine(LightningCLI):
         parser.add_subclass_arguments(RLHFAlgorithm, "algo", fail_untyped=False, required=True)
         strategies = importlib.import_module(FOLDERS["strategy"])
         default = {"class_path": class_path("strategy", strategies.DEFAULT)}
-        parser.add_subclass_arguments(
-            Strategy, "strategy", fail_untyped=False, required=False, default=default
-        )
+        parser.add_subclass_arguments(Strategy, "strategy", fail_untyped=False, default=default)
         parser.add_subclass_arguments(LightningDataModule, "data", fail_untyped=False, required=True)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

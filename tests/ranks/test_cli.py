@@ -270,6 +270,7 @@ def test_a_checkpoint_that_is_not_there(rlhf: Rlhf) -> None:
         (("--help",), ("usage: rlhf ", "rlhf fit --algo ppo", "rlhf export", "rlhf map", "rlhf calibrate")),
         (("-h",), ("fit Train.", "predict Answer the prompts; the answers go to <root>/predictions.jsonl.")),
         (("predict", "--help"), ("Answer the prompts; the answers go to <root>/predictions.jsonl.",)),
+        (("fit", "--help"), ("rlhf_lightning.data.PromptData", "rlhf_lightning.data.PreferenceData")),
         (("fit", "--algo.help", "ppo"), ("PPO", "--algo.kl", "--algo.actor")),
         (("fit", "--strategy.help=split"), ("--strategy.actor_devices",)),
         (("fit", "--algo", "grpo", "--algo.actor.help"), ("--algo.actor.sampling.max_new_tokens",)),
