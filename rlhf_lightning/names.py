@@ -6,7 +6,6 @@ import importlib
 import inspect
 from difflib import get_close_matches
 from pathlib import Path
-from typing import is_typeddict
 
 FOLDERS = {
     "algo": "rlhf_lightning.algos",
@@ -61,5 +60,5 @@ def _short(cls: type) -> str:
 
 
 def _is_choice(value: object) -> bool:
-    """Whether this is a class that can be instantiated."""
-    return isinstance(value, type) and not inspect.isabstract(value) and not is_typeddict(value)
+    """Whether this is a class to be chosen: Lightning's three kinds have `setup`, and their helpers none."""
+    return isinstance(value, type) and not inspect.isabstract(value) and hasattr(value, "setup")

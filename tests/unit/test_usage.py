@@ -335,6 +335,10 @@ def test_a_short_name_that_is_nearly_right() -> None:
             class_path(option, name)
 
 
+def test_helpers_of_data_modules_are_no_choice() -> None:
+    assert {name for name in choices("data") if not name.endswith("data")} == set()
+
+
 def test_a_misspelt_group_of_options() -> None:
     said = "Subcommand 'fit' does not accept option 'strategi'"
     assert option_error(said, {"trainer": Trainer}) == f"{said}. Did you mean strategy?"
