@@ -17,3 +17,8 @@ else:
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return vars(import_module(f"{__name__}.{_MODULES[name]}"))[name]
+
+
+def __dir__() -> list[str]:
+    """What a prompt completes, also what is not imported yet."""
+    return sorted({*globals(), *__all__})

@@ -75,3 +75,8 @@ def __getattr__(name: str) -> object:
     if name not in _FILES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return vars(import_module(f"{__name__}.{_FILES[name]}"))[name]
+
+
+def __dir__() -> list[str]:
+    """What a prompt completes, also what is not imported yet."""
+    return sorted({*globals(), *__all__})

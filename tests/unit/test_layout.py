@@ -46,3 +46,9 @@ def test_no_extra_pins_a_library_of_others() -> None:
 
 def test_imports_as_subpackage() -> None:
     assert importlib.import_module("rlhf_lightning.configs").__doc__
+
+
+@pytest.mark.parametrize("name", ["rlhf_lightning", "rlhf_lightning.data"])
+def test_names_that_are_imported_late_are_completed(name: str) -> None:
+    module = importlib.import_module(name)
+    assert set(module.__all__) <= set(dir(module))
