@@ -321,6 +321,7 @@ _HERE: dict[str, tuple[str, ...] | str] = {
         "Sequences are not divided: leave it out."
     ),
     "disable_dropout": "There is no dropout: leave it out.",
+    "router_aux_loss_coef aux_loss_coef": "No loss balances experts here: leave it out.",
     (
         "reward_model.num_workers reward_model.micro_batch_size_per_gpu reward_model.rollout.name "
         "reward_model.rollout.prompt_length reward_model.rollout.response_length "

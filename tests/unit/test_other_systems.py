@@ -100,6 +100,7 @@ def test_an_option_of_the_critic_stays_one(option: str, here: str) -> None:
         ("critic.lr_scheduler=cosine_with_min_lr", "Type --algo.critic.optimizer.schedule cosine --algo.cri"),
         ("actor.strategy=fsdp2", "Type --strategy.settings.engine fsdp."),
         ("--is_correction_type icepop", "Type --algo.policy_loss.correction.mode mask."),
+        ("--router_aux_loss_coef 0.001", "No loss balances experts here: leave it out."),
         ("reward_model.enable=True", "A reward model is there where --algo.reward.path names one: leave it"),
         ("trainer.log_val_generations=9", "Type --trainer.callbacks+=SampleTable --trainer.callbacks.rows"),
         ("--lora_target_modules all-linear", "All linear layers have adapters unless it is typed: leave it "),
