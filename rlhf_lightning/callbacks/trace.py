@@ -33,7 +33,7 @@ class Trace(Callback):
         """Reports of the calls of all iterations, and of validations between them; the strategy adds them."""
         self.iterations: list[tuple[float, float]] = []
         """Of each iteration, the Unix time of its start, and its seconds."""
-        self._began_s = 0.0
+        self._began_s = self._clock_s = 0.0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin anew, unless the trainer goes on; ask for the reports, and refuse what cannot be written.
@@ -54,11 +54,11 @@ class Trace(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
         """Take the time."""
-        self._began_s = time.time()
+        self._began_s, self._clock_s = time.time(), time.perf_counter()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: object) -> None:
-        """Record an iteration."""
-        self.iterations.append((self._began_s, time.time() - self._began_s))
+        """Record an iteration; the time may have been set meanwhile."""
+        self.iterations.append((self._began_s, time.perf_counter() - self._clock_s))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file if the run is a validation."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from itertools import permutations
 from pathlib import Path
@@ -101,6 +102,17 @@ def test_a_run_that_logs_nothing_has_its_trace(tmp_path: Path) -> None:
     run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=0))
     ((_, seconds),) = trace.iterations
     assert 0 < sum(call.seconds for call in trace.calls) < seconds
+
+
+def test_a_clock_that_is_set_back_makes_no_iteration_shorter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace, run, algorithm = Trace(), trainer(Local(), tmp_path), grpo()
+    trace.on_train_batch_start(run, algorithm)
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    trace.on_train_batch_end(run, algorithm)
+    ((_, seconds),) = trace.iterations
+    assert seconds > 0
 
 
 def test_a_strategy_of_lightning_has_nothing_to_trace(tmp_path: Path) -> None:
