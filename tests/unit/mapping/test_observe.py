@@ -47,6 +47,7 @@ def test_calls_of_all_ranks_become_a_phase() -> None:
     found = observed(reports, ParallelLayout(d=2))
     update, values = found["actor.update_actor"], found["critic.compute_values"]
     assert (update.kind, update.calls, update.workload.batch, update.seconds) == ("train", 2, 8, 3.0)
+    assert update.workload.mini_batches == 1  # of each call
     assert (values.kind, values.calls, values.workload.batch, values.seconds) == ("infer", 1, 14, 0.25)
     assert (update.shape.head, values.shape.head) == ("lm", "scalar")
     assert update.devices == (4, 5)
@@ -57,6 +58,7 @@ def test_calls_of_all_ranks_become_a_phase() -> None:
     )
     saved = [report("actor", "save", rank, 0) for rank in (0, 1)]
     assert count_calls([*reports, *saved]) == 3
+    assert count_calls([*reports[:3], *reports[4:]]) == 3  # in one of them rank 1 had no rows
 
 
 def test_replicas_of_a_generation() -> None:
