@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,7 @@ def test_the_first_iteration_and_that_after_a_resume_are_left_out(tmp_path: Path
         measured.append(file, one)
     assert measured.read(file.parent) == (A100, [steps[1], steps[2], steps[4]])
     assert measured.read(file)[1] == measured.read(file.parent)[1]
-    for begin in (lambda: measured.begin(file, CPU), lambda: measured.append(file, steps[0])):
+    for begin in (partial(measured.begin, file, CPU), partial(measured.append, file, steps[0])):
         file.unlink()
         begin()
         with pytest.raises(ValueError, match=r"holds no iteration\. Run a few: rlhf fit .*PredictedTimes"):
