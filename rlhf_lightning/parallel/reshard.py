@@ -90,12 +90,13 @@ def reshard(weights: Weights, layout: ParallelLayout, *, planner: PlannerName | 
     Args:
         weights: what is moved.
         layout: of training, with its generation.
-        planner: the way to go, of the generation's rule; the one so called by default.
+        planner: the way to go; that of the generation's rule by default.
 
     Raises:
-        ValueError: the layout does not divide the model.
+        ValueError: the layout does not divide the model, or its generation has another planner's rule.
     """
     chosen = PLANNERS[planner or layout.generating.rule]
+    _check(weights, layout, chosen)
     parts: dict[int, RankPlan] = {}
     for group in chosen.groups(layout):
         for part in _plans(weights, layout, chosen, group=group):
@@ -198,3 +199,17 @@ def _plan(
         peak_bytes=exact(total(weights.slices(trained, flat=planner.flat)) + received_bytes),
         redundant_bytes=total(left),
     )
+
+
+def _check(weights: Weights, layout: ParallelLayout, planner: Planner) -> None:
+    """Refuse what cannot be planned."""
+    if len(weights.stages) != layout.p:
+        raise ValueError(
+            f"reshard: {len(weights.stages)} stages of layers for train p={layout.p}. "
+            f"Give the layers of {layout.p} stages, or p={len(weights.stages)}."
+        )
+    if planner.rule != layout.generating.rule:
+        raise ValueError(
+            f"reshard(planner={planner.name!r}): the layout groups ranks by the rule "
+            f"{layout.generating.rule!r}. Give Generation(rule={planner.rule!r})."
+        )

@@ -47,14 +47,27 @@ class Slice:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a model, as plans move them."""
+    """The weights of a model, as plans move them.
+
+    Raises:
+        ValueError: a parameter's layer is on no stage or on two.
+    """
 
     parameters: tuple[Sharded, ...]
     """All of the model."""
     stages: Stages
-    """Layers of each training stage, each layer once."""
+    """Layers of each training stage."""
     element_bytes: Bytes = 2
     """Size of a number; 2 for bf16."""
+
+    def __post_init__(self) -> None:
+        placed = [layer for stage in self.stages for layer in stage]
+        layers = sorted({param.place for param in self.parameters if isinstance(param.place, int)})
+        if wrong := [layer for layer in layers if placed.count(layer) != 1]:
+            raise ValueError(
+                f"layer {wrong[0]} is on {placed.count(wrong[0])} of the stages {self.stages}. "
+                f"Place each of the layers {layers[0]} to {layers[-1]} once."
+            )
 
     @classmethod
     def opaque(cls, size_bytes: int, layout: ParallelLayout) -> Weights:

@@ -247,8 +247,8 @@ def _index(directory: Path) -> None:
         (lambda d: _config(d, "{"), r"config.json: is not JSON"),
         (lambda d: _config(d, "[]"), r"config.json: holds a list"),
         (lambda d: _config(d, "{}"), r'config.json: has no "model_type"'),
-        (lambda d: _config(d, '{"model_type": "perceptron"}'), r"model_type='perceptron' is no causal"),
-        (lambda d: _config(d, '{"model_type": "vit"}'), r"model_type='vit' is no causal"),
+        (lambda d: _config(d, '{"model_type": "perceptron"}'), r"model_type='perceptron' is not a causal"),
+        (lambda d: _config(d, '{"model_type": "vit"}'), r"model_type='vit' is not a causal"),
         (
             _quantised({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}),
             r"config.json: its quantization_config says fp8: .* Type the directory of the unquantised model",

@@ -255,7 +255,17 @@ def test_generation_stages_of_an_interleaved_pipeline_by_hand() -> None:
         assert max(part.peak_bytes for part in plan.ranks) == held * plan.weights.size_bytes / 9
 
 
-def test_what_does_not_divide_is_refused() -> None:
-    eight = layout_of((1, 8, 1), (1, 1), "hybridflow")
+def test_what_cannot_be_planned_is_refused() -> None:
+    norms = tuple(Sharded(f"norm {i}", (4,), i) for i in range(8))
+    interleaved = even_stages(8, 4, chunks=2)
+    with pytest.raises(ValueError, match=r"4 stages of layers for train p=2"):
+        reshard(Weights(norms, interleaved), layout_of((2, 1, 1), (1, 1), "hybridflow"))
+    with pytest.raises(ValueError, match=r"layer 7 is on 0 of the stages .* layers 0 to 7 once"):
+        Weights(norms, even_stages(7, 2))
+    with pytest.raises(ValueError, match=r"layer 3 is on 2 of the stages"):
+        Weights(norms, ((0, 1, 2, 3), (3, 4, 5, 6, 7)))
+    pair, eight = layout_of((1, 2, 1), (1, 1), "hybridflow"), layout_of((1, 8, 1), (1, 1), "hybridflow")
+    with pytest.raises(ValueError, match=r"by the rule 'hybridflow'. Give Generation\(rule='vanilla'\)"):
+        reshard(Weights.opaque(8, pair), pair, planner="vanilla")
     with pytest.raises(ValueError, match=r"qkv: 12 along dimension 0 is not divisible by t=8"):
         reshard(Weights((Sharded("qkv", (12, 4), 0, 0),), ((0,),)), eight)
