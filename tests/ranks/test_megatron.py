@@ -64,6 +64,8 @@ def trained(
     all_in_one: bool,
 ) -> Trained:
     engine = three_d.megatron(three_d.seat(group, layout), spec, head, config)
+    made = engine._runs[0].config.sequence_parallel, len(engine._runs), engine._adamw._distributed
+    assert made == (config.sequence_parallel, config.chunks, config.distributed_optimizer)
     replica = layout.coordinate(group.rank()).d
     return three_d.train(engine, rows_of(replica, layout.d, all_in_one=all_in_one))
 
