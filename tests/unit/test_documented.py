@@ -24,6 +24,12 @@ def test_only_a_stage_that_is_not_the_default_gathers_to_generate() -> None:
     assert "| on every rank; with `--strategy.settings.zero.stage 3` gathered" in page("patterns.md")
 
 
+def test_an_algorithm_is_as_short_as_the_readme_says() -> None:
+    (most,) = re.findall(r"one file of (\d+) lines at most", (ROOT / "README.md").read_text(encoding="utf-8"))
+    lines = [len(file.read_text(encoding="utf-8").splitlines()) for file in ROOT.glob("algos/*.py")]
+    assert max(lines) <= int(most)
+
+
 def test_the_drawing_of_imports_is_the_contract() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     drawn = text.partition("\n```\n__main__\n")[2].partition("```")[0].splitlines()
