@@ -189,11 +189,11 @@ def _check_sleeping(strategy: Strategy, roles: Mapping[str, Role], pools: Sequen
 
 
 def check_start(algorithm: RLHFAlgorithm) -> None:
-    """Refuse models that a first run has trained, incomplete ones, and loaders or intervals that do not fit.
+    """Refuse models that a first run has trained, incomplete ones, and data that do not fit: `check_batches`.
 
     Raises:
         ValueError: the algorithm was trained here before, or a `setup` of its own has not completed it; or a
-            training loader has no length, or an epoch has fewer iterations than lie between two validations.
+            loader, a share or an interval does not fit.
     """
     _check_restart(algorithm)
     _check_set_up(algorithm)

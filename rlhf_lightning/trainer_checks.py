@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -39,6 +39,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_READ: Mapping[str | None, Sequence[str]] = {
+    "fit": ("train", "val"),
+    "validate": ("val",),
+    "predict": ("predict",),
+}
+"""The loaders that a trainer's method reads."""
 _FINAL = {
     "training_step": "Write step(self, batch): it is called once an iteration.",
     "configure_optimizers": "Each model has an AdamW of its own, with options such as actor.optimizer.lr.",
@@ -165,13 +171,14 @@ def check_callbacks(trainer: Trainer) -> None:
 
 
 def check_batches(trainer: Trainer) -> None:
-    """Refuse a training loader or an interval that does not fit the iterations of an epoch.
+    """Refuse a training loader, a share or an interval that does not fit the batches of the data.
 
     Raises:
-        ValueError: the loader has no length, or is rows, or an epoch has fewer iterations than lie between
-            two validations.
+        ValueError: the loader has no length, or is rows; a share is less than a batch; or an epoch has fewer
+            iterations than lie between two validations.
     """
     _check_length(trainer)
+    _check_shares(trainer)
     _check_reached(trainer)
 
 
@@ -295,6 +302,28 @@ def _check_length(trainer: Trainer) -> None:
                 "ahead, before the step that it follows, and never be trained on after a resume. Give its "
                 "sampler, or its IterableDataset, a __len__: the rows of an epoch, as many as you like."
             )
+
+
+def _check_shares(trainer: Trainer) -> None:
+    """Refuse a share of less than a batch: Lightning would, with all models loaded.
+
+    Raises:
+        ValueError: there is such a share.
+    """
+    data = row_data(trainer)
+    for kind in _READ.get(trainer.state.fn, ()) if data else ():
+        limit = getattr(trainer, f"limit_{kind}_batches")
+        if not isinstance(limit, float):
+            continue
+        overfits = kind != "predict" and trainer.overfit_batches  # type: ignore[attr-defined]
+        option = "overfit_batches" if overfits else f"limit_{kind}_batches"
+        loaders = CombinedLoader(getattr(data, f"{kind}_dataloader")(), "sequential").flattened
+        for batches in filter(None, map(sized_len, loaders)):
+            if 0 < limit * batches < 1:
+                raise ValueError(
+                    f"Trainer({option}={limit}): a share of {limit} of {batches} is less than a batch. Type "
+                    f"--trainer.{option} 1 for one batch, or {1 / batches:.3g} or more."
+                )
 
 
 def _check_reached(trainer: Trainer) -> None:

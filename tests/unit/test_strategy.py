@@ -230,6 +230,28 @@ def test_an_interval_beyond_the_epoch_is_refused_before_anything_starts(
     assert starts or "--trainer.check_val_every_n_epoch null" in said
 
 
+@pytest.mark.parametrize(
+    ("called", "option", "batches"),
+    [
+        ("fit", "limit_train_batches", 2),
+        ("fit", "limit_val_batches", 1),
+        ("fit", "overfit_batches", 2),
+        ("validate", "limit_val_batches", 1),
+        ("validate", "overfit_batches", 1),
+        ("predict", "limit_predict_batches", 1),
+    ],
+)
+def test_a_share_of_less_than_a_batch_is_refused_before_anything_starts(
+    called: str, option: str, batches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Local, "_launch", lambda *_: pytest.fail("it would start"))
+    run = trainer(Local(), tmp_path, steps=1, **{option: 0.4})
+    data = TaskData(batch_size=2, num_rows=4, num_val_rows=2)
+    with pytest.raises(ValueError, match=rf"\({option}=0.4.* of {batches} is less") as error:
+        getattr(run, called)(grpo(), datamodule=data)
+    assert f"--trainer.{option} 1 " in str(error.value)
+
+
 def test_a_run_of_no_batches_may_have_any_interval(tmp_path: Path) -> None:
     options = {"limit_train_batches": 0, "limit_val_batches": 1, "val_check_interval": 3}
     run = trainer(Local(), tmp_path, steps=1, **options)
