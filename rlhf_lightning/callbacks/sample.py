@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ class Sample:
     """Some of `PER_TOKEN`, one number for each token."""
 
 
-def samples_of(outputs: Mapping[str, Iterable[Any]]) -> list[Sample]:
+def samples_of(outputs: Mapping[str, Sequence[Any]]) -> list[Sample]:
     """Read what a validation step returned.
 
     Args:
@@ -48,6 +48,9 @@ def samples_of(outputs: Mapping[str, Iterable[Any]]) -> list[Sample]:
         )
     per_token = ("tokens", *PER_TOKEN) if "tokens" in outputs else ()
     columns = {name: outputs[name] for name in (*_REQUIRED, *per_token) if name in outputs}
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"SampleTable: validation_step returned lists of different lengths: {lengths}.")
     rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
     return [
         Sample(
