@@ -121,7 +121,7 @@ def _shortened(message: str) -> str:
     told = [line for line in told if not _FORMS.match(line)] or told
     if any(_DOTTED.search(line) or not (_EXPECTED.match(line) or _PLACE.match(line)) for line in told):
         told = [line for line in told if not _EXPECTED.match(line) or _DOTTED.search(line)]
-    said = " ".join(line.removeprefix("- ") for line in told)
+    said = " ".join(dict.fromkeys(line.removeprefix("- ") for line in told))
     given = _GIVEN.search(message)
     wants = "Expected a" in said or "Not a valid subclass" in said
     if given and wants and "Got value" not in said and not _DOTTED.search(said):

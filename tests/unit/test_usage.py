@@ -225,6 +225,8 @@ def test_a_reason_is_said_without_the_other_types_that_were_tried() -> None:
         "Given value: Namespace(class_path='my.Logger')"
     )
     assert option_error(tried, {}) == "my.Logger: Requirement 'mlflow' not met."
+    once = "  - Problem with given class_path 'my.Mine':\n      No module named 'my'\n"
+    assert option_error(f"Errors:\n{once}{once}Given value: my.Mine", {}) == "my.Mine: No module named 'my'"
 
 
 def test_what_was_written_is_said() -> None:
