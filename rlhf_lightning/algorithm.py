@@ -221,6 +221,7 @@ class RLHFAlgorithm(LightningModule):
         """
         check_lightning(self)
         self._first = resume.begun(self, self._first)
+        checks.check_fields(self)  # again: a subclass may have set some up since
         if stage != "predict":
             data_checks.check_columns(self)
         if self.reads_only and isinstance(actor := self.roles().get("actor"), Actor):

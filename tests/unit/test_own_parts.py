@@ -59,3 +59,20 @@ def test_a_set_up_of_its_own_completes_the_models_too(tmp_path: Path) -> None:
     said = r"Hasty\.setup leaves out what completes and checks the models\. .* super\(\)\.setup\(stage\)"
     with pytest.raises(ValueError, match=said):
         trainer(Local(), tmp_path).fit(Hasty(), datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=0))
+
+
+class Halving(Watching):
+    """Sets a field before it has the models completed."""
+
+    rows: int = 4
+
+    def setup(self, stage: str) -> None:
+        """Divide to a float."""
+        self.rows /= 2  # type: ignore[assignment]
+        super().setup(stage)
+
+
+def test_what_a_set_up_sets_is_checked(tmp_path: Path) -> None:
+    data = TaskData(batch_size=2, num_rows=4, num_val_rows=0)
+    with pytest.raises(ValueError, match=r"^Halving\(rows=2\.0\): has to be of type int"):
+        trainer(Local(), tmp_path).fit(Halving(), datamodule=data)
