@@ -209,7 +209,7 @@ def test_a_trainer_that_was_told_what_others_decide(
         ({"val_check_interval": 2}, True),
         ({"val_check_interval": 0.5}, True),
         ({"val_check_interval": 3, "check_val_every_n_epoch": None}, True),
-        ({"val_check_interval": 3, "limit_val_batches": 0}, True),
+        ({"val_check_interval": 3, "limit_val_batches": 0.0}, True),
         ({"val_check_interval": 3, "fast_dev_run": True}, True),
     ],
     ids=["rows", "limit", "fits", "share", "of-the-run", "unvalidated", "trial"],
@@ -245,7 +245,8 @@ def test_a_share_of_less_than_a_batch_is_refused_before_anything_starts(
     called: str, option: str, batches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Local, "_launch", lambda *_: pytest.fail("it would start"))
-    run = trainer(Local(), tmp_path, steps=1, **{option: 0.4})
+    unread = {"overfit_batches": 1} if called == "predict" else {}
+    run = trainer(Local(), tmp_path, steps=1, **{option: 0.4, **unread})
     data = TaskData(batch_size=2, num_rows=4, num_val_rows=2)
     with pytest.raises(ValueError, match=rf"\({option}=0.4.* of {batches} is less") as error:
         getattr(run, called)(grpo(), datamodule=data)
