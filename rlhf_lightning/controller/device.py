@@ -35,8 +35,9 @@ _STATE = (
 )
 _LESS = (
     "Try --algo.actor.dtype bfloat16 and --algo.actor.gradient_checkpointing true (each role has them), "
-    "fewer --strategy.settings.train.max_tokens_per_micro_batch or --strategy.settings.generate.slots, "
-    "--strategy.offload true, or more devices; docs/running.md says what each option saves."
+    "fewer tokens at once (max_tokens_per_micro_batch of --strategy.settings.train, .megatron or .zero), "
+    "fewer answers at once (.generate.slots, .vllm.max_num_seqs), --strategy.offload true, or more devices; "
+    "docs/running.md says what each option saves."
 )
 
 
