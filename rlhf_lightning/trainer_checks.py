@@ -313,13 +313,13 @@ def _check_shares(trainer: Trainer) -> None:
     data = row_data(trainer)
     for kind in _READ.get(trainer.state.fn, ()) if data else ():
         limit = getattr(trainer, f"limit_{kind}_batches")
-        if not isinstance(limit, float):
+        if not 0 < limit < 1:  # a number of batches, none or all
             continue
         overfits = kind != "predict" and trainer.overfit_batches  # type: ignore[attr-defined]
         option = "overfit_batches" if overfits else f"limit_{kind}_batches"
         loaders = CombinedLoader(getattr(data, f"{kind}_dataloader")(), "sequential").flattened
         for batches in filter(None, map(sized_len, loaders)):
-            if 0 < limit * batches < 1:
+            if limit * batches < 1:
                 raise ValueError(
                     f"Trainer({option}={limit}): a share of {limit} of {batches} is less than a batch. Type "
                     f"--trainer.{option} 1 for one batch, or {1 / batches:.3g} or more."
