@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import lightning.pytorch as pl
+import torch
 from torch import Tensor
 
 from benchmarks.small_runs import quiet_trainer
@@ -21,7 +22,7 @@ from rlhf_lightning import algos
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.functional import DPOLoss, PolicyLoss
+from rlhf_lightning.functional import DPOLoss, Estimator, PolicyLoss
 from rlhf_lightning.rewards.functions import too_long
 from rlhf_lightning.running import KLPenalty
 from rlhf_lightning.spec import OptimizerSpec, Sampling
@@ -119,6 +120,8 @@ class Run:
 
     name: str
     seed: int
+    fault: str = ""
+    """What is broken on purpose in the advantages; nothing where empty."""
 
 
 @dataclass
@@ -184,6 +187,22 @@ def held_out(algorithm: RLHFAlgorithm) -> tuple[float, float, float]:
     return float(rows["scores"].sum(1).mean()), sum(costs) / len(costs), float(difference.sum(1).mean())
 
 
+def broken(estimate: Callable[[Batch, Estimator], Batch], fault: str) -> Callable[[Batch, Estimator], Batch]:
+    """An algorithm's estimate with a fault in its advantages."""
+
+    def wrong(batch: Batch, estimator: Estimator) -> Batch:
+        found = estimate(batch, estimator)
+        advantages, mask = found["advantages"], found["response_mask"]
+        changed = {
+            "sign": -advantages,
+            "shift": advantages.roll(1, dims=0) * mask,
+            "mask": torch.where(mask & (torch.arange(mask.shape[1]) < 1), advantages, 0.0),
+        }[fault]
+        return found | {"advantages": changed}
+
+    return wrong
+
+
 def play(run: Run) -> Result:
     """Train once, in this process."""
     warnings.filterwarnings("ignore")
@@ -192,6 +211,8 @@ def play(run: Run) -> Result:
     entry = ENTRIES[run.name]
     algorithm = entry.make()
     algorithm.validates = ("reference",)  # `held_out` asks it, also where no step does
+    if run.fault:
+        algorithm.estimate = broken(algorithm.estimate, run.fault)  # type: ignore[method-assign]
     result = Result()
     trainer = quiet_trainer(Local(num_threads=1), ".", steps=entry.steps, callbacks=[Watch(result)])
     data = TaskData(
