@@ -51,7 +51,14 @@ def samples_of(outputs: Mapping[str, Sequence[Any]]) -> list[Sample]:
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"SampleTable: validation_step returned lists of different lengths: {lengths}.")
-    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    for row in rows:
+        counts = {name: len(row[name]) for name in per_token if name in row}
+        if len(set(counts.values())) > 1:
+            raise ValueError(
+                f"SampleTable: validation_step returned numbers and tokens of a response in different "
+                f"lengths: {counts}. Return one number a token."
+            )
     return [
         Sample(
             prompt=str(row["prompts"]),

@@ -33,6 +33,11 @@ def test_columns_of_other_lengths_are_refused() -> None:
         samples_of(TEXTS | {"scores": [1.0, 2.0]})
 
 
+def test_a_number_for_each_token() -> None:
+    with pytest.raises(ValueError, match=r"\{'tokens': 2, 'kl': 1\}\. Return one number a token\.$"):
+        samples_of(TEXTS | {"tokens": [["a", "b"]], "kl": [[0.1]]})
+
+
 def test_missing_key_is_named() -> None:
     with pytest.raises(ValueError, match=r"returned \['prompts'\], without responses, scores"):
         samples_of({"prompts": ["p"]})
