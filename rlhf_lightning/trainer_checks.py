@@ -24,6 +24,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.plugins import Precision, TorchCheckpointIO
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from rlhf_lightning.data import row_data
 from rlhf_lightning.data_checks import check_loader
@@ -32,6 +33,7 @@ from rlhf_lightning.reporting import validation_interval
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
+    from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
 
     from rlhf_lightning.algorithm import RLHFAlgorithm
     from rlhf_lightning.engines import TrainConfig
@@ -174,10 +176,12 @@ def check_batches(trainer: Trainer) -> None:
     """Refuse a training loader, a share or an interval that does not fit the batches of the data.
 
     Raises:
-        ValueError: the loader has no length, or is rows; a share is less than a batch; or an epoch has fewer
-            iterations than lie between two validations.
+        ValueError: the loader has no length, or is rows; a step takes the batches of one loader, and there
+            are several; a share is less than a batch; or an epoch has fewer iterations than lie between two
+            validations.
     """
     _check_length(trainer)
+    _check_several(trainer)
     _check_shares(trainer)
     _check_reached(trainer)
 
@@ -292,9 +296,7 @@ def _check_length(trainer: Trainer) -> None:
     source = trainer.fit_loop._data_source
     if trainer.state.fn != "fit" or not trainer.limit_train_batches or not source.is_defined():
         return
-    found = source.dataloader()
-    loaders = found if isinstance(found, CombinedLoader) else CombinedLoader(found, "sequential")
-    for loader in loaders.flattened:
+    for loader in _loaders(source).flattened:
         check_loader(cast("RLHFAlgorithm", trainer.lightning_module), loader)
         if sized_len(loader) is None:
             raise ValueError(
@@ -302,6 +304,33 @@ def _check_length(trainer: Trainer) -> None:
                 "ahead, before the step that it follows, and never be trained on after a resume. Give its "
                 "sampler, or its IterableDataset, a __len__: the rows of an epoch, as many as you like."
             )
+
+
+def _check_several(trainer: Trainer) -> None:
+    """Refuse several loaders for a step that takes the batches of one: Lightning would, with models loaded.
+
+    Raises:
+        ValueError: there are several, one after the other.
+    """
+    fits, predicts = trainer.state.fn == "fit", trainer.state.fn == "predict"
+    validating = trainer.fit_loop.epoch_loop.val_loop if fits else trainer.validate_loop
+    source = (trainer.predict_loop if predicts else validating)._data_source
+    kind, name = ("predict", "predict_step") if predicts else ("val", "validation_step")
+    if row_data(trainer) or not getattr(trainer, f"limit_{kind}_batches") or not source.is_defined():
+        return
+    loaders, module = _loaders(source), trainer.lightning_module
+    count = len(loaders.flattened) if loaders._mode == "sequential" else 1
+    if count > 1 and not is_param_in_hook_signature(getattr(module, name), "dataloader_idx"):
+        raise ValueError(
+            f"{type(module).__name__}.{name} takes the batches of one loader, and there are {count}. Give "
+            f"one, or write a {name}(self, batch, batch_idx, dataloader_idx=0) of your own."
+        )
+
+
+def _loaders(source: _DataLoaderSource) -> CombinedLoader:
+    """The loaders of a trainer's loop; a module makes them anew."""
+    found = source.dataloader()
+    return found if isinstance(found, CombinedLoader) else CombinedLoader(found, "sequential")
 
 
 def _check_shares(trainer: Trainer) -> None:

@@ -9,7 +9,8 @@ import pytest
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset
 
-from rlhf_lightning.algos import DPO, SFT
+from rlhf_lightning.algorithm import Columns
+from rlhf_lightning.algos import DPO, GRPO, SFT
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.strategy import Strategy
 from tests.unit.algos.short import grpo, trainer
@@ -73,3 +74,25 @@ def test_a_data_set_in_place_of_a_loader(tmp_path: Path) -> None:
             f"rows and make batches of them. Type trainer.fit(..., datamodule={kind}.from_rows(rows, "
             "batch_size=16))."
         )
+
+
+class Indexed(GRPO):
+    """Takes the batches of several loaders."""
+
+    def validation_step(self, batch: Columns, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Answer nothing."""
+
+
+def test_several_loaders_for_a_step_that_takes_one(tmp_path: Path) -> None:
+    """Lightning would refuse them with all models loaded."""
+    first, second = (DataLoader(Counted(), batch_size=2) for _ in range(2))
+    for name, loaders in (("validation_step", [first, second]), ("predict_step", {"a": first, "b": second})):
+        run = trainer(Local(), tmp_path, limit_val_batches=1)
+        with pytest.raises(ValueError, match=rf"^GRPO.{name} takes .*, and there are 2\. "):
+            (run.predict if name == "predict_step" else run.validate)(grpo(), loaders)
+    with pytest.raises(ValueError, match=r"^GRPO\.validation_step takes"):
+        trainer(Local(), tmp_path, limit_val_batches=1).fit(grpo(), first, [first, second])
+    together = CombinedLoader([first, second], "min_size")
+    for kind, taken in ((Indexed, [first, second]), (GRPO, together)):
+        with pytest.raises(KeyError, match="it would start"):
+            trainer(Local(), tmp_path, limit_val_batches=1).fit(grpo(kind), first, taken)
