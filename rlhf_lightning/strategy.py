@@ -196,7 +196,8 @@ class Strategy(SingleDeviceStrategy):
         self.settings.check_read(apart=any(isinstance(role, Generator) for role in roles.values()))
         pools = self._pools(roles)
         check_layouts(self, roles, pools)
-        self.check(num_devices(pools))
+        if self._cluster is not None:
+            self._cluster.check(num_devices(self._pools(self._called())))
 
     def join(self) -> None:
         """Connect to a cluster that is already running, so that its GPUs are counted and not this machine's.
@@ -208,27 +209,22 @@ class Strategy(SingleDeviceStrategy):
         if self._cluster.is_elsewhere:
             self._cluster.connect(1)
 
-    def check(self, needed: int) -> None:
-        """Refuse a cluster that does not answer, or has fewer devices than are needed.
-
-        Raises:
-            ValueError: it is such a cluster.
-        """
-        cast(RayCluster, self._cluster).check(needed)
-
     def setup(self, trainer: Trainer) -> None:
         """Start the devices, build the roles on them, and hand the algorithm its handles."""
         check_start(self.algorithm)
         resume.end_if_done(trainer)
-        task, roles = trainer.state.fn, self.models()
-        if task != "fit":
-            also = self.algorithm.validates if task == "validate" else ()
-            roles = {name: role for name, role in roles.items() if role.needed_to_validate or name in also}
-        self._launch(roles)
+        self._launch(self._called())
         if self._resume is not None:
-            resume.load(self._resume, self._handles, trained=task == "fit")
+            resume.load(self._resume, self._handles, trained=trainer.state.fn == "fit")
             self._resume = None
         super().setup(trainer)
+
+    def _called(self) -> dict[str, Role]:
+        """The roles that a run calls: all in a fit."""
+        trainer, roles = self.algorithm._trainer, self.models()
+        task = trainer.state.fn if trainer else "fit"
+        also = self.algorithm.validates if task == "validate" else ()
+        return {n: r for n, r in roles.items() if task == "fit" or r.needed_to_validate or n in also}
 
     def _pools(self, roles: Mapping[str, Role]) -> list[ResourcePool]:
         """The pools, reduced to the given roles: each has the devices on which it would train."""

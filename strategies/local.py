@@ -50,9 +50,6 @@ class Local(Strategy):
     def join(self) -> None:
         """There is no cluster to join."""
 
-    def check(self, needed: int) -> None:
-        """There is no cluster to ask."""
-
     def start(self, roles: Mapping[str, Role]) -> dict[str, Placement]:
         """Build the roles here."""
         device = Device(0)

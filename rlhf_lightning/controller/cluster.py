@@ -99,18 +99,20 @@ class RayCluster:
         return self._address is not None
 
     def check(self, needed: int) -> None:
-        """Refuse an address at which nothing answers, or more devices than there are, without connecting.
+        """Refuse an address at which nothing answers, or more devices than there are; without connecting.
 
         Args:
             needed: devices of the job.
 
         Raises:
-            ValueError: no cluster answers there, this process is connected to another, or this machine has
-                GPUs, but fewer, or no room for Ray's sockets or its object store.
+            ValueError: no cluster answers there, this process is connected to another, the one that it is
+                connected to has fewer, or this machine has GPUs, but fewer, or no room for Ray's sockets or
+                its object store.
         """
         if ray.is_initialized():
             if self._address is not None and self._origin == OPTION and not self._started_ray:
                 check_connected(self._address)
+            check_room(needed, _kind())
             return
         if self._address is not None:
             check_address(self._address, self._origin)
@@ -127,7 +129,8 @@ class RayCluster:
             needed: devices of the job.
 
         Raises:
-            ValueError: no cluster answers at the address, or this process is connected to another.
+            ValueError: no cluster answers at the address, this process is connected to another, or to one
+                with fewer devices.
         """
         logging.getLogger("ray._private.worker").addFilter(_is_untold)
         self.check(needed)
@@ -143,13 +146,12 @@ class RayCluster:
         """Make one actor for each device of each pool.
 
         Raises:
-            ValueError: the cluster has room for fewer devices than the pools ask for.
+            ValueError: `connect` raises it.
             WorkerTimeoutError: other jobs hold the devices.
         """
         needed = num_devices(pools)
         self.connect(needed)
-        kind = "GPU" if num_gpus() else "CPU"
-        check_room(needed, kind)
+        kind = _kind()
         # The largest first: small ones before it may take a part of each node, and it would lie in two.
         groups: dict[ResourcePool, PlacementGroup] = {}
         for pool in sorted(pools, key=lambda pool: -pool.num_devices):
@@ -269,6 +271,11 @@ def _is_untold(record: logging.LogRecord) -> bool:
 def num_devices(pools: Sequence[ResourcePool]) -> int:
     """Of all pools together."""
     return sum(pool.num_devices for pool in pools)
+
+
+def _kind() -> str:
+    """What each device computes on."""
+    return "GPU" if num_gpus() else "CPU"
 
 
 def num_gpus() -> int:

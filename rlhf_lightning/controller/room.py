@@ -103,4 +103,5 @@ def _room(nodes: Iterable[Mapping[str, float]], kind: str) -> int:
 
 
 def _advice(devices: int, other: str) -> str:
-    return f"Try {f'--strategy.devices {devices}, or ' if devices else ''}{other}."
+    fewer = f"--strategy.devices {devices} (--strategy colocated takes any number), or "
+    return f"Try {fewer if devices else ''}{other}."

@@ -1,15 +1,18 @@
 """Functions have no devices of their own, and a reference that nothing reads none; a reward with a model has.
 
-Functions have some where parts of a batch are scored as they come.
+Functions have some where parts of a batch are scored as they come. A run needs those that it calls.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import ClassVar, cast
 
 import pytest
+import ray
+from lightning.pytorch.trainer.states import TrainerFn
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import DAPO, GRPO, PPO
@@ -18,6 +21,7 @@ from rlhf_lightning.strategies import NeMoAligner, OneStepOff, OpenRLHF, Pipelin
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.strategy_checks import check_layouts
 from rlhf_lightning.workers import Reference, Reward
+from tests.unit.algos.short import trainer
 
 Pools = list[tuple[int, tuple[str, ...]]]
 """Of each the devices and the roles."""
@@ -167,3 +171,18 @@ def test_devices_on_which_no_model_is_are_told_of(
     assert [record.message for record in caplog.records] == [
         "strategy.devices=4: Given.place puts the models on 2."
     ]
+
+
+def test_a_ray_with_too_few_devices_is_told_before_data_are_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1.0})
+    algorithm, strategy = PPO(), Standalone()
+    algorithm._trainer = run = trainer(strategy, tmp_path)
+    strategy.connect(algorithm)
+    run.state.fn = TrainerFn.VALIDATING
+    strategy.setup_environment()
+    run.state.fn = TrainerFn.FITTING
+    with pytest.raises(ValueError, match=r"^the pools need 3 devices, and there is 1 CPU\. Try --strategy"):
+        strategy.setup_environment()

@@ -71,6 +71,7 @@ def test_where_a_job_finds_its_ray(
     monkeypatch.setattr(ray, "is_initialized", lambda: up)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(cluster, "usable_cores", lambda: 4)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 99})
     for name, word in (("start_ray", "start"), ("join", "join"), ("check_address", "check")):
         monkeypatch.setattr(
             cluster, name, lambda *given, word=word: told.append(" ".join(map(str, (word, *given))))
@@ -96,6 +97,7 @@ def test_an_address_other_than_that_of_the_ray_connected_is_refused(
     monkeypatch.setenv("RAY_ADDRESS", environment)
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1})
     said = r"^strategy\.address='10\.0\.0\.1:6379': .* to the Ray at 127\.0\.0\.1:5\. Call ray\.shutdown"
     with pytest.raises(ValueError, match=said) if refused else nullcontext():
         RayCluster(address, timeout_s=TIMEOUT_S).connect(1)
@@ -248,7 +250,7 @@ def test_an_interrupt_is_heard_while_others_hold_the_devices(monkeypatch: pytest
     for timeout_s, total_s in ((1000.0, cluster.RESERVE_S), (2.5, 3.0)):
         waits.clear()
         with pytest.raises(
-            WorkerTimeoutError, match=r"other jobs .* leave 1 CPUs\. Try --strategy\.devices 1,"
+            WorkerTimeoutError, match=r"other jobs .* leave 1 CPUs\. Try --strategy\.devices 1 \("
         ):
             RayCluster(None, timeout_s=timeout_s).start([ResourcePool("main", 3, ())])
         assert (sum(waits), max(waits)) == (total_s, 1.0)
@@ -349,6 +351,7 @@ def test_what_a_job_has_started_ends_with_it(
     monkeypatch.setattr(cluster, "check_address", lambda *_: None)
     monkeypatch.setattr(cluster, "remove_placement_group", lambda _: told.append("remove"))
     monkeypatch.setattr(ray, "is_initialized", lambda: bool(running))
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2})
     monkeypatch.setattr(ray, "kill", lambda *_, **__: told.append("kill"))
     monkeypatch.setattr(ray, "shutdown", shutdown)
     job = RayCluster(address, timeout_s=TIMEOUT_S)
