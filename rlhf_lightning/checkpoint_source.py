@@ -26,11 +26,7 @@ class CheckpointSource:
         return str(self.directory)
 
     def check(self) -> None:
-        """Refuse what has been read if it may be of two checkpoints.
-
-        Raises:
-            ValueError: another checkpoint has taken the directory since.
-        """
+        """Refuse what has been read if it may be of two checkpoints."""
         if self._found() != self._written:
             raise ValueError(
                 f"checkpoint {self}: its run replaced it while it was read, and what was read may "

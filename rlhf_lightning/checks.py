@@ -199,11 +199,7 @@ def _check_opponents(algorithm: RLHFAlgorithm) -> None:
 
 
 def check_answers_fit(algorithm: RLHFAlgorithm) -> None:
-    """Refuse a `vllm.max_model_len` that is too short for the longest prompt and its answer.
-
-    Raises:
-        ValueError: the longest prompt and its answer are longer than that.
-    """
+    """Refuse a `vllm.max_model_len` that is too short for the longest prompt and its answer."""
     data, main, strategy = row_data(algorithm.trainer), algorithm.main_model, algorithm.strategy
     if data is None or not isinstance(main, Actor):
         return
@@ -224,11 +220,7 @@ def check_answers_fit(algorithm: RLHFAlgorithm) -> None:
 
 
 def _check_stops(name: str, actor: Actor) -> None:
-    """Refuse stop tokens that the model does not have.
-
-    Raises:
-        ValueError: a stop token is not one of the model's tokens.
-    """
+    """Refuse stop tokens that the model does not have."""
     size, stops = num_tokens(actor), actor.sampling.stop_token_ids
     if size is not None and stops and max(stops) >= size:
         raise ValueError(
@@ -367,11 +359,7 @@ def _warn_of_padding(name: str, judge: Judge) -> None:
 
 
 def check_validation(algorithm: RLHFAlgorithm) -> None:
-    """Refuse to validate without a reward, for algorithms that score held-out answers with one.
-
-    Raises:
-        ValueError: there is no field `reward`.
-    """
+    """Refuse to validate without a reward, for algorithms that score held-out answers with one."""
     data = row_data(algorithm.trainer)
     if data and data.held_out_rows and algorithm.trainer.limit_val_batches:
         _ = algorithm.main_reward

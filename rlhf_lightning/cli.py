@@ -289,22 +289,14 @@ class CommandLine(LightningCLI):
         sys.stderr.write(f"rlhf: {said}\n")
 
     def _parse_ckpt_path(self) -> None:
-        """Refuse a file as `--ckpt_path`: it has to be a directory, and Lightning would read options from it.
-
-        Raises:
-            ValueError: it is a file.
-        """
+        """Refuse a file as `--ckpt_path`, which is a directory: Lightning would read options from it."""
         given = Path(str(self.config[self.config.subcommand].get("ckpt_path") or ""))
         if given.is_file():
             inside = f" Type {given.parent}." if (given.parent / CHECKPOINT).is_file() else ""
             raise ValueError(f"--ckpt_path {given}: is a file, and a checkpoint a directory.{inside}")
 
     def before_validate(self) -> None:
-        """Refuse `--ckpt_path last` without a checkpoint: an untrained model would be validated.
-
-        Raises:
-            ValueError: `--ckpt_path last`, and there is no checkpoint.
-        """
+        """Refuse `--ckpt_path last` without a checkpoint: an untrained model would be validated."""
         if missing := self._missing_last():
             raise ValueError(f"{missing} Type the path of one, or its run's --trainer.default_root_dir.")
         self._check_slurm_checkpoint()
@@ -315,9 +307,6 @@ class CommandLine(LightningCLI):
         """Refuse to resume by itself from the checkpoint that another job of Slurm left at its warning.
 
         In a job of Slurm, Lightning resumes from such a checkpoint unasked.
-
-        Raises:
-            ValueError: there is such a checkpoint, no `--ckpt_path`, and Slurm did not requeue this job.
         """
         found = self.trainer._checkpoint_connector._hpc_resume_path
         given = self._get(self.config_init, "ckpt_path")

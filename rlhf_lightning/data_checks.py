@@ -95,9 +95,6 @@ def check_tokens(algorithm: RLHFAlgorithm) -> None:
     """Refuse rows with tokens that the main model has no embeddings for: some engines would make numbers up.
 
     Its tokenizer may have more tokens than it: Gemma 3's smallest model has none for images.
-
-    Raises:
-        ValueError: a row has one.
     """
     main = algorithm.main_model
     size = num_tokens(main)
@@ -108,11 +105,7 @@ def check_tokens(algorithm: RLHFAlgorithm) -> None:
 
 
 def check_texts(algorithm: RLHFAlgorithm) -> None:
-    """Refuse a judge's tokenizer that makes other texts of the answers than the main model's.
-
-    Raises:
-        ValueError: it numbers tokens otherwise.
-    """
+    """Refuse a judge's tokenizer that makes other texts of the answers than the main model's."""
     main = algorithm.main_model
     for name, role in algorithm.roles().items():
         if not isinstance(role, Judge) or role.tokenizer == main.path or not has_tokenizer(main):
@@ -173,9 +166,6 @@ def check_loader(algorithm: RLHFAlgorithm, loader: object) -> None:
     Args:
         algorithm: of the run.
         loader: of training; a `datasets.Dataset` knows its columns.
-
-    Raises:
-        ValueError: it is such a data set.
     """
     if isinstance(names := getattr(loader, "column_names", None), Sequence):
         _check_encoded(algorithm, names, what=f"a row of {type(loader).__name__}")
@@ -223,11 +213,7 @@ def _giving(missing: set[str], data: RowData) -> str:
 
 
 def check_imitable(algorithm: RLHFAlgorithm, stage: str) -> None:
-    """Refuse data some of whose answers are bad, for an algorithm that imitates all.
-
-    Raises:
-        ValueError: the data gives pairs or labelled answers.
-    """
+    """Refuse data some of whose answers are bad, for an algorithm that imitates all."""
     data = row_data(algorithm.trainer)
     if data is not None and stage != "predict" and data.marks_bad:
         raise ValueError(
@@ -286,9 +272,6 @@ def _check_ptx(algorithm: RLHFAlgorithm) -> None:
     """Refuse, for a pre-training loss, data without a second batch, or with bad answers in it.
 
     Warns of a second batch from which nothing is learned.
-
-    Raises:
-        ValueError: the data yields rows of one kind, or its second rows are pairs or labelled answers.
     """
     loss, name = vars(algorithm).get("ptx_loss"), type(algorithm).__name__
     reads, ptx = isinstance(loss, SFTLoss) and loss.coef, second_data(algorithm.trainer)
@@ -306,11 +289,7 @@ def _check_ptx(algorithm: RLHFAlgorithm) -> None:
 
 
 def check_held_out(data: RowData, *, what: str) -> None:
-    """Refuse to validate without held-out rows.
-
-    Raises:
-        ValueError: no rows are held out.
-    """
+    """Refuse to validate without held-out rows."""
     if not data.held_out_rows:
         raise ValueError(
             f"{what}: {type(data).__name__} holds no rows out to be answered or scored. Try "
@@ -325,9 +304,6 @@ def check_validates(trainer: Trainer, stage: str, *, name: str) -> None:
         trainer: of the run.
         stage: of `Callback.setup`.
         name: of the callback, for the message.
-
-    Raises:
-        ValueError: `limit_val_batches` is 0, or the data holds nothing out.
     """
     if stage == "fit" and not trainer.limit_val_batches:
         raise ValueError(

@@ -61,11 +61,7 @@ def check_types(holder: object, *, name: str = "") -> None:
 
 
 def check_names(owner: str, option: str, names: object) -> None:
-    """Refuse one text where several names are wanted, which would be read letter by letter, and a method.
-
-    Raises:
-        ValueError: `names` is a text or a method.
-    """
+    """Refuse one text where several names are wanted, which would be read letter by letter, and a method."""
     if callable(names):
         raise ValueError(f"{owner}.{option} is a method. Put @property above it.")
     if isinstance(names, str):

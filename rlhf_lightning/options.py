@@ -83,11 +83,7 @@ def _check_post_init(cls: type) -> None:
 
 
 def check_free(cls: type, taken: Collection[str]) -> None:
-    """Refuse options of names that the class which they extend uses itself, and would overwrite or call.
-
-    Raises:
-        ValueError: an option has such a name.
-    """
+    """Refuse options of names that the class which they extend uses itself, and would overwrite or call."""
     for field in dataclasses.fields(cls):
         if field.name in taken:
             raise ValueError(

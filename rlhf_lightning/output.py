@@ -103,9 +103,6 @@ def check_output(trainer: Trainer, directory: Path, *, name: str) -> None:
         trainer: of the run.
         directory: where files will be written; the nearest directory above it is tried.
         name: of the callback, for the message.
-
-    Raises:
-        ValueError: nothing can be written there.
     """
     if not leaves_files(trainer):
         return

@@ -161,9 +161,6 @@ def check_logged(trainer: Trainer, returned: Mapping[str, float], measured: Mapp
         trainer: it holds what the step has logged by itself.
         returned: metrics that the step returned.
         measured: metrics that the run takes of every iteration.
-
-    Raises:
-        ValueError: there is such a name.
     """
     if twice := sorted({*returned} & {*measured}):
         raise ValueError(

@@ -68,11 +68,7 @@ def end_if_done(trainer: Trainer) -> None:
 
 
 def check_held(path: str | Path, directory: Path, wanted: Mapping[str, Role]) -> None:
-    """Refuse a checkpoint that lacks one of the models whose weights the algorithm keeps, or has another.
-
-    Raises:
-        ValueError: the checkpoint lacks one, or holds another model.
-    """
+    """Refuse a checkpoint that lacks one of the models whose weights the algorithm keeps, or has another."""
     if not all((directory / name).is_dir() for name in wanted):
         held = sorted(p.name for p in directory.iterdir() if p.is_dir())
         raise ValueError(
@@ -177,9 +173,6 @@ def check_tensors(held: Tensors, own: Tensors, *, source: CheckpointSource | Non
         own: the tensors of the algorithm that is to continue.
         source: the checkpoint, for the message.
         name: the algorithm's, for the message.
-
-    Raises:
-        ValueError: they differ in names or shapes.
     """
     there, here = _described(held), _described(own)
     if there != here:

@@ -89,9 +89,6 @@ def check_placed(pools: Sequence[Sequence[str]], roles: Sequence[str], *, where:
         pools: the names in each pool.
         roles: names of the roles to place.
         where: what says so, for the error.
-
-    Raises:
-        ValueError: a role has no pool or two, or a name is none of a role.
     """
     for pool in pools:
         check_names("ResourcePool", "roles", pool)
@@ -148,11 +145,7 @@ def _warn_of_idle(strategy: Strategy, placed: int) -> None:
 
 
 def _check_kept(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence[ResourcePool]) -> None:
-    """Refuse to keep passes where every call of another role frees them; on a GPU, only a lack of room does.
-
-    Raises:
-        ValueError: a role that trains shares the devices of a CPU with others, and they make room.
-    """
+    """Refuse to keep passes where each call of another role frees them; on a GPU, a lack of room does."""
     if not strategy.offload or num_gpus():
         return
     trained = [name for pool in pools if len(pool.roles) > 1 for name in pool.roles if roles[name].trains]
@@ -167,11 +160,7 @@ def _check_kept(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence[R
 
 
 def _check_sleeping(strategy: Strategy, roles: Mapping[str, Role], pools: Sequence[ResourcePool]) -> None:
-    """Refuse two actors on one GPU whose vLLM sleeps: what it sleeps with, a process has once.
-
-    Raises:
-        ValueError: two actors that answer share GPUs, and vLLM is to sleep for both.
-    """
+    """Refuse two actors on one GPU whose vLLM sleeps: what it sleeps with, a process has once."""
     if not num_gpus():
         return
     for pool in pools:
@@ -201,11 +190,7 @@ def check_start(algorithm: RLHFAlgorithm) -> None:
 
 
 def _check_restart(algorithm: RLHFAlgorithm) -> None:
-    """Refuse a second run without a checkpoint: the models that the first one trained ended with it.
-
-    Raises:
-        ValueError: the algorithm was trained in this process before, and no checkpoint is given.
-    """
+    """Refuse a second run without a checkpoint: the models that the first one trained ended with it."""
     trainer, name, done = algorithm.trainer, type(algorithm).__name__, algorithm.iterations_here
     called = trainer.state.fn.value if trainer.state.fn else "fit"
     if done and not trainer.ckpt_path:
@@ -217,11 +202,7 @@ def _check_restart(algorithm: RLHFAlgorithm) -> None:
 
 
 def _check_set_up(algorithm: RLHFAlgorithm) -> None:
-    """Refuse models that `RLHFAlgorithm.setup` has not completed: their seeds and paths would be wrong.
-
-    Raises:
-        ValueError: a subclass has a `setup` that does not call it.
-    """
+    """Refuse models that `RLHFAlgorithm.setup` has not completed: their seeds and paths would be wrong."""
     if algorithm.main_model.init_seed is None:
         raise ValueError(
             f"{type(algorithm).__name__}.setup leaves out what completes and checks the models. Begin it "

@@ -81,11 +81,7 @@ _WITHOUT_EFFECT: Mapping[type[Callback], str] = {
 
 
 def check_lightning(algorithm: RLHFAlgorithm) -> None:
-    """Refuse Lightning's own strategies, which place no models, and overridden methods that run an algorithm.
-
-    Raises:
-        ValueError: the trainer's strategy places no models, or a method that must stay is overridden.
-    """
+    """Refuse Lightning's own strategies, which place no models, and overriding what runs an algorithm."""
     strategy = algorithm.trainer.strategy
     if not hasattr(strategy, "settings"):
         raise ValueError(
@@ -97,11 +93,7 @@ def check_lightning(algorithm: RLHFAlgorithm) -> None:
 
 
 def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
-    """Refuse trainer options that the strategy or the models decide: they would have no effect.
-
-    Raises:
-        ValueError: an option of the trainer would have no effect, or could not work with remote models.
-    """
+    """Refuse trainer options that the strategy or the models decide: they would have no effect."""
     connector = trainer._accelerator_connector
     flag = connector._devices_flag
     devices = flag if isinstance(flag, int) else len(flag)
@@ -205,11 +197,7 @@ def _check_methods(algorithm: RLHFAlgorithm) -> None:
 
 
 def _check_intervals(trainer: Trainer) -> None:
-    """Refuse a validation interval of 0, by which Lightning would divide.
-
-    Raises:
-        ValueError: an interval is 0.
-    """
+    """Refuse a validation interval of 0, by which Lightning would divide."""
     intervals = {
         "val_check_interval": validation_interval(trainer),
         "check_val_every_n_epoch": trainer.check_val_every_n_epoch,
@@ -220,11 +208,7 @@ def _check_intervals(trainer: Trainer) -> None:
 
 
 def _check_loggers(trainer: Trainer) -> None:
-    """Refuse loggers that are to upload checkpoints: they would pass over each, since it is no file.
-
-    Raises:
-        ValueError: there is such a logger.
-    """
+    """Refuse loggers that are to upload checkpoints: they would pass over each, since it is no file."""
     for logger in trainer.loggers:
         uploads = getattr(logger, "_log_model", False)
         if uploads in (True, "all"):  # the logger of a fast_dev_run has every attribute
@@ -235,11 +219,7 @@ def _check_loggers(trainer: Trainer) -> None:
 
 
 def _check_hooks(callback: Callback) -> None:
-    """Refuse callbacks whose work would be lost, and warn of hooks that are never called.
-
-    Raises:
-        ValueError: the callback works on weights, which are on the devices.
-    """
+    """Refuse callbacks whose work would be lost, and warn of hooks that are never called."""
     name = type(callback).__name__
     for kind, why in _WITHOUT_EFFECT.items():
         if isinstance(callback, kind):
@@ -255,22 +235,14 @@ def _check_hooks(callback: Callback) -> None:
 
 
 def _check_checkpoints(trainer: Trainer) -> None:
-    """Refuse a run whose checkpoints could not be written.
-
-    Raises:
-        ValueError: the directory of one takes no files.
-    """
+    """Refuse a run whose checkpoints could not be written."""
     for keeper in trainer.checkpoint_callbacks if trainer.state.fn == "fit" else ():
         if isinstance(keeper, ModelCheckpoint) and keeper.dirpath:
             check_output(trainer, Path(keeper.dirpath), name=type(keeper).__name__)
 
 
 def _check_gradients(trainer: Trainer, training: TrainConfig) -> None:
-    """Refuse gradient options of the trainer: the models' own optimizers clip and accumulate gradients.
-
-    Raises:
-        ValueError: the trainer is to clip or to accumulate gradients.
-    """
+    """Refuse gradient options of the trainer: the models' own optimizers clip and accumulate gradients."""
     if clip := trainer.gradient_clip_val:
         raise ValueError(
             f"Trainer(gradient_clip_val={clip}): each model has an optimizer of its own, which clips. Type "
@@ -288,11 +260,7 @@ def _check_gradients(trainer: Trainer, training: TrainConfig) -> None:
 
 
 def _check_length(trainer: Trainer) -> None:
-    """Refuse a training loader without a length: Lightning takes a batch ahead, to find the last one.
-
-    Raises:
-        ValueError: there is one, or rows in place of a loader.
-    """
+    """Refuse a training loader without a length: Lightning takes a batch ahead, to find the last one."""
     source = trainer.fit_loop._data_source
     if trainer.state.fn != "fit" or not trainer.limit_train_batches or not source.is_defined():
         return
@@ -334,11 +302,7 @@ def _loaders(source: _DataLoaderSource) -> CombinedLoader:
 
 
 def _check_shares(trainer: Trainer) -> None:
-    """Refuse a share of less than a batch: Lightning would, with all models loaded.
-
-    Raises:
-        ValueError: there is such a share.
-    """
+    """Refuse a share of less than a batch: Lightning would, with all models loaded."""
     data = row_data(trainer)
     for kind in _READ.get(trainer.state.fn, ()) if data else ():
         limit = getattr(trainer, f"limit_{kind}_batches")
@@ -356,11 +320,7 @@ def _check_shares(trainer: Trainer) -> None:
 
 
 def _check_reached(trainer: Trainer) -> None:
-    """Refuse an interval of more iterations than an epoch has: Lightning would, with all models loaded.
-
-    Raises:
-        ValueError: there is such an interval, and it is counted anew in each epoch.
-    """
+    """Refuse an interval of more iterations than an epoch has: Lightning would, with all models loaded."""
     data, interval, limit = row_data(trainer), validation_interval(trainer), trainer.limit_train_batches
     validates = trainer.limit_val_batches and trainer.check_val_every_n_epoch
     if data is None or trainer.state.fn != "fit" or not validates or not isinstance(interval, int):

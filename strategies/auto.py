@@ -178,11 +178,7 @@ class Auto(Strategy):
 
 
 def _check_sleep(settings: Settings) -> None:
-    """Refuse vLLM that stays awake on a GPU: the search gives its share to the models that train.
-
-    Raises:
-        ValueError: vLLM generates on GPUs, without `sleep`.
-    """
+    """Refuse vLLM that stays awake on a GPU: the search gives its share to the models that train."""
     if num_gpus() and settings.generator == "vllm" and not settings.vllm.sleep:
         raise ValueError(
             "strategy.settings.vllm.sleep=false with --strategy auto: vLLM would keep its share of each GPU "

@@ -94,11 +94,7 @@ class OpenRLHF(Strategy):
         return models_of(self, roles)
 
     def _refuse_unread(self, roles: Sequence[str]) -> None:
-        """Refuse options of generation where nothing generates.
-
-        Raises:
-            ValueError: one differs from its default.
-        """
+        """Refuse options of generation where nothing generates."""
         usual = {field.name: field.default for field in fields(cast("DataclassInstance", self))}
         for name in self.of_generation:
             if (given := vars(self)[name]) != usual[name]:
@@ -176,11 +172,7 @@ def _rest(others: int, devices: int) -> str:
 
 
 def _refuse_own_generation(actor: Actor, *, strategy: str) -> None:
-    """Refuse a `generate_sequences` of the user's own, which the generator does not call.
-
-    Raises:
-        ValueError: the actor's class has one.
-    """
+    """Refuse a `generate_sequences` of the user's own, which the generator does not call."""
     own, name = type(actor), "generate_sequences"
     if methods_of(own)[name] is not methods_of(Actor)[name]:
         raise ValueError(

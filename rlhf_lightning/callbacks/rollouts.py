@@ -47,11 +47,7 @@ class Rollouts(Callback):
         self._due = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse an algorithm that answers nothing, and a directory that cannot be written.
-
-        Raises:
-            ValueError: the algorithm learns from given answers, or nothing can be written there.
-        """
+        """Refuse an algorithm that answers nothing, and a directory that cannot be written."""
         if stage == "fit" and isinstance(pl_module, RLHFAlgorithm) and pl_module.reads_only:
             name = type(pl_module).__name__
             raise ValueError(f"Rollouts: {name} learns from given answers, and draws none. Leave it out.")

@@ -53,11 +53,7 @@ class SampleTable(Callback):
         self._samples: list[Sample] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a run that never validates, or on nothing, and a directory that cannot be written.
-
-        Raises:
-            ValueError: nothing is validated, or nothing can be written there.
-        """
+        """Refuse a run that never validates, or on nothing, and a directory that cannot be written."""
         check_validates(trainer, stage, name="SampleTable")
         check_output(trainer, output_path(trainer, self.directory, "samples"), name="SampleTable")
 

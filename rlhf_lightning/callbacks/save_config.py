@@ -41,11 +41,7 @@ class SaveConfig(SaveConfigCallback):
         self.given = [Path(path) for path in given]
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a directory that cannot be written.
-
-        Raises:
-            ValueError: nothing can be written there.
-        """
+        """Refuse a directory that cannot be written."""
         check_output(trainer, _directory(trainer), name=self.config_filename)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

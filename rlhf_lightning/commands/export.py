@@ -88,9 +88,6 @@ def _check_out(out: Path, checkpoint: Path, paths: object, *, other: str) -> Non
         checkpoint: what is exported.
         paths: by role, the models that the run began with.
         other: the file of a directory that holds adapters where a model is exported, or a model for adapters.
-
-    Raises:
-        ValueError: the directory is one of these.
     """
     if (out / other).is_file():
         kind = "adapters" if other == ADAPTER_CONFIG else "a model"

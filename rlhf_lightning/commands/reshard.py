@@ -72,11 +72,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _refuse_unread(options: argparse.Namespace) -> None:
-    """Refuse options that the chosen kind of transition does not read.
-
-    Raises:
-        ValueError: such an option was typed.
-    """
+    """Refuse options that the chosen kind of transition does not read."""
     place = "--apart" if options.apart else "--generate"
     others = ("rule", "picture") if options.apart else ("devices_per_node",)
     if unread := [name for name in others if getattr(options, name)]:
@@ -196,11 +192,7 @@ def _number(size_bytes: Bytes) -> int | float:
 
 
 def _check(shape: ModelShape, layout: ParallelLayout, option: str) -> None:
-    """Refuse tensor parallelism that does not divide the model, as Megatron does.
-
-    Raises:
-        ValueError: the layout does not divide it.
-    """
+    """Refuse tensor parallelism that does not divide the model, as Megatron does."""
     if not shape.divides(layout.t):
         below = max(t for t in range(1, layout.t) if shape.divides(t))
         above = next((str(t) for t in range(layout.t, shape.heads + 1) if shape.divides(t)), "")

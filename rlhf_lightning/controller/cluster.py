@@ -62,9 +62,6 @@ def check_alone() -> None:
     """Refuse to be one of several processes of a launcher: each would be a controller of its own.
 
     The first of them goes on: it may be what `ray symmetric-run` has started on the first node.
-
-    Raises:
-        ValueError: torchrun, srun or mpirun says that this is another.
     """
     for name in _RANKS:
         rank = os.environ.get(name, "0")

@@ -128,11 +128,7 @@ def check_limit() -> None:
 
 
 def check_connected(address: str) -> None:
-    """Refuse an address other than that of the cluster to which this process is connected.
-
-    Raises:
-        ValueError: it is another, or the same in other words.
-    """
+    """Refuse an address other than that of the cluster to which this process is connected."""
     connected = str(ray.get_runtime_context().gcs_address)
     if address not in ("auto", connected):
         raise ValueError(

@@ -86,11 +86,7 @@ def allow_files(most: int = 65536) -> None:
 
 @contextmanager
 def unwritten(rows: TensorDict) -> Iterator[None]:
-    """Refuse a method that writes into its input columns, whose memory other calls read.
-
-    Raises:
-        ValueError: a column was written to in place.
-    """
+    """Refuse a method that writes into its input columns, whose memory other calls read."""
     tensors = {k: v for k, v in rows.items() if isinstance(v, torch.Tensor)}
     # Tensors made in inference mode (only in this process, by a trainer that validates) have no version.
     given = {k: (v, v._version) for k, v in tensors.items() if not v.is_inference()}

@@ -65,11 +65,7 @@ class Format:
 
 
 def check_prompt_template(template: str) -> None:
-    """Refuse a text around prompts that leaves them out.
-
-    Raises:
-        ValueError: it does not say where the prompt goes.
-    """
+    """Refuse a text around prompts that leaves them out."""
     if "{prompt}" not in template:
         raise ValueError(
             f"data.prompt_template={template!r}: it has no {{prompt}}, so all prompts would be the same. "

@@ -242,9 +242,6 @@ class RowData(LightningDataModule, ABC):
             positions: most tokens of the model.
             new_tokens: most tokens that it may add to a prompt.
             generates: whether it answers the prompts; else rows with responses are as long as they are.
-
-        Raises:
-            ValueError: a prompt and what follows it are longer than that.
         """
         generates = generates or not self.has_responses
         longest = max(part.longest(new_tokens if generates else None) for part in self._parts())
@@ -271,9 +268,6 @@ class RowData(LightningDataModule, ABC):
 
         Args:
             size: tokens that the model has.
-
-        Raises:
-            ValueError: a row has another one.
         """
         for part in self._parts():
             if (found := part.with_token_from(size)) is None:

@@ -149,11 +149,7 @@ def are_messages(value: object) -> TypeGuard[Sequence[dict[str, str]]]:
 
 
 def check_no_list(text: str, field: str, *, where: str) -> None:
-    """Refuse messages that were written as a text, as tables and data frames hold them.
-
-    Raises:
-        ValueError: the text is a list of messages in JSON or Python.
-    """
+    """Refuse messages that were written as a text, as tables and data frames hold them."""
     if _LIST.fullmatch(text):
         raise ValueError(
             f"{where}: the field {field!r} holds messages as a text, {text[:_SHOWN]!r}. Store them as a "

@@ -35,11 +35,7 @@ _FILE_BYTES = 1 << 29
 
 
 def require_shared(directory: Path) -> None:
-    """Refuse a directory of the controller's that this node does not see.
-
-    Raises:
-        ValueError: it is not there.
-    """
+    """Refuse a directory of the controller's that this node does not see."""
     if not directory.is_dir():
         raise ValueError(
             f"{directory} is a directory of the controller's, and not there on this node. Checkpoints need a "
@@ -134,11 +130,7 @@ def read_state(directory: Path, expected: Mapping[str, Sequence[int]]) -> dict[s
 
 
 def check_files(directory: Path) -> None:
-    """Refuse a checkpoint of which files are truncated or missing; reads only their headers.
-
-    Raises:
-        ValueError: a file is truncated or missing, or there is no complete checkpoint.
-    """
+    """Refuse a checkpoint of which files are truncated or missing; reads only their headers."""
     shapes = cast(dict[str, list[int]], read_state(directory, {})[_SHAPES])
     found: Counter[str] = Counter()
     for file in sorted(directory.glob(_SHARDS)):

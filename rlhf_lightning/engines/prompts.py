@@ -20,9 +20,6 @@ def check_together(rows: Mapping[str, Tensor], what: Literal["prompt", "response
     Args:
         rows: with prompt_ids, prompt_mask [n, P] or response_ids, response_mask [n, R].
         what: which of them.
-
-    Raises:
-        ValueError: their shapes differ.
     """
     ids, mask = ([*rows[f"{what}_{name}"].shape] for name in ("ids", "mask"))
     if ids != mask:

@@ -60,11 +60,7 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
 
     @classmethod  # noqa: B027 - an engine may need no package of its own
     def require(cls) -> None:
-        """Refuse to run without the engine's package, without importing it.
-
-        Raises:
-            ValueError: it is not installed.
-        """
+        """Refuse to run without the engine's package, without importing it."""
 
     @abstractmethod
     def check(self, spec: ModelSpec, head: Head, layout: ParallelLayout) -> None:
@@ -79,9 +75,6 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
 
         Args:
             gpu: whether they are GPUs.
-
-        Raises:
-            ValueError: they lack it.
         """
 
     def allows(self, layout: ParallelLayout, layers: int) -> bool:

@@ -176,11 +176,7 @@ def aggregate(x: Tensor, mask: Tensor, mode: Aggregation, counts: Counts, *, hor
 
 
 def check_aggregation(mode: Aggregation, horizon: int) -> None:
-    """Refuse an unknown mode, and a horizon that is missing or that nothing reads.
-
-    Raises:
-        ValueError: the mode is unknown, needs a horizon of at least 1, or has none.
-    """
+    """Refuse an unknown mode, and a horizon that is missing or that nothing reads."""
     known = get_args(Aggregation)
     if mode not in known:
         raise ValueError(f"aggregation={mode!r}: unknown mode. Try one of {', '.join(known)}.")

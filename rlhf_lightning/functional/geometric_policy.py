@@ -28,11 +28,7 @@ class GeometricPolicyLoss(PolicyLoss):
     """How responses, whose tokens all have the same loss, become one number."""
 
     def check_clip(self) -> None:
-        """Refuse limits that the surrogate cannot have.
-
-        Raises:
-            ValueError: a limit is negative, or a dual clip is given.
-        """
+        """Refuse limits that the surrogate cannot have."""
         if self.clip_low < 0 or self.clip_high < 0:
             raise ValueError(
                 f"GeometricPolicyLoss(clip_low={self.clip_low}, clip_high={self.clip_high}): the log-ratio "

@@ -98,11 +98,7 @@ class PolicyLoss(Loss):
         self._check_kl()
 
     def check_clip(self) -> None:
-        """Refuse limits that the surrogate cannot have.
-
-        Raises:
-            ValueError: a limit is outside its range.
-        """
+        """Refuse limits that the surrogate cannot have."""
         if not 0 <= self.clip_low <= 1 or self.clip_high < 0:
             raise ValueError(
                 f"{type(self).__name__}(clip_low={self.clip_low}, clip_high={self.clip_high}): the ratio is "

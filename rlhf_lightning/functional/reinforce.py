@@ -18,11 +18,7 @@ class ReinforceLoss(PolicyLoss):
     """
 
     def check_clip(self) -> None:
-        """Refuse limits, which the surrogate does not have.
-
-        Raises:
-            ValueError: a limit is given.
-        """
+        """Refuse limits, which the surrogate does not have."""
         if (self.clip_low, self.clip_high, self.dual_clip) != (0.2, 0.2, None):
             raise ValueError(
                 f"ReinforceLoss(clip_low={self.clip_low}, clip_high={self.clip_high}, "

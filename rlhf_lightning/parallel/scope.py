@@ -23,11 +23,7 @@ def serving(scope: Scope) -> Iterator[None]:
 
 
 def need_all_rows(what: str) -> None:
-    """Refuse what adds up over all rows in a call that has one part of them.
-
-    Raises:
-        ValueError: answers come in parts, and this call has one.
-    """
+    """Refuse what adds up over all rows in a call that has one part of them."""
     if _scope.get() == "part":
         raise ValueError(
             f"{what}: the answers come in parts here, and this call has one of them. Register the method "
@@ -37,11 +33,7 @@ def need_all_rows(what: str) -> None:
 
 
 def need_all_ranks(what: str) -> None:
-    """Refuse what all ranks of a model do together in a call of some of them, where it would wait for ever.
-
-    Raises:
-        ValueError: other ranks are not called.
-    """
+    """Refuse what all ranks of a model do together in a call of some of them: it would wait for ever."""
     if _scope.get() == "some":
         raise ValueError(
             f"{what}: the ranks of the model compute together, and this call is not of all of them. Register "

@@ -108,9 +108,6 @@ def check_parameters(function: Callable[..., object], *, what: str, returns: str
         function: as `resolve` returns it.
         what: it is, for messages.
         returns: what comes out, for messages.
-
-    Raises:
-        ValueError: it does not take three lists by position, or its parameters are those of another system.
     """
     try:
         parameters = inspect.signature(function)

@@ -254,11 +254,7 @@ class SeparateGeneration:
 
 
 def refuse_turns(arguments: Mapping[str, object]) -> None:
-    """Refuse an environment, whose turns need all answers together, where answers come one by one.
-
-    Raises:
-        ValueError: `arguments` has an environment.
-    """
+    """Refuse an environment, whose turns need all answers together, where answers come one by one."""
     if arguments.get("environment") is not None:
         raise ValueError(
             "generate_sequences(environment=...): this strategy hands answers on as they end, and an "

@@ -83,11 +83,7 @@ class Judge(Remote):
         return reads is None or "prompt_ids" in reads
 
     def check(self) -> None:
-        """Refuse options that cannot be, before any worker starts: the field that holds them is known then.
-
-        Raises:
-            ValueError: a value is outside its range.
-        """
+        """Refuse options that cannot be, before any worker starts, once the name of its field is known."""
         if self.clip is not None and not self.clip > 0:
             raise ValueError(
                 f"{self.kind}.clip={self.clip}: no score is left. Give a positive number, such as 5."

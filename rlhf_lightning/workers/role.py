@@ -91,9 +91,6 @@ class Settings:
 
         Args:
             apart: whether a separate copy of the actor generates; it computes as the FSDP options say.
-
-        Raises:
-            ValueError: an option of an unused engine differs from its default; names the one that is read.
         """
         sides = (("engine", self.engine or "fsdp", _TRAINING), ("generator", self.generator, _GENERATING))
         for side, chosen, names in sides:
@@ -380,11 +377,7 @@ class Role(ModelSpec, Remote):
         check_adapters(self, self.head)
 
     def check_checkpoint(self, directory: Path) -> None:
-        """Refuse a checkpoint of another model without loading either.
-
-        Raises:
-            ValueError: the checkpoint is incomplete, or of another model.
-        """
+        """Refuse a checkpoint of another model without loading either."""
         check_checkpoint(self, self.head, directory)
 
     @register(transfer=ONE_TO_ALL, computes=False)

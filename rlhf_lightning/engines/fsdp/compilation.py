@@ -30,9 +30,6 @@ def check_compiler(*, gpu: bool) -> None:
 
     Args:
         gpu: whether the devices are GPUs.
-
-    Raises:
-        ValueError: the compiler is not on the PATH.
     """
     language, variable, known = ("C", "CC", _CC) if gpu else ("C++", "CXX", _CXX)
     called = (os.environ[variable],) if variable in os.environ else known

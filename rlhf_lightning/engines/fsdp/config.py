@@ -113,11 +113,7 @@ class FSDP(TrainConfig):
         return not self.kept_tokens or ranks == 1 or self.shard == 1
 
     def check_ranks(self, ranks: int) -> None:
-        """Refuse a number of ranks that `shard` does not divide, or with which `kept_tokens` is impossible.
-
-        Raises:
-            ValueError: `shard` does not divide the ranks, or passes are to be kept of sharded weights.
-        """
+        """Refuse a number of ranks that `shard` does not divide, or that cannot keep `kept_tokens`."""
         if not self._divides(ranks):
             fitting = [str(size) for size in range(1, ranks + 1) if ranks % size == 0]
             raise ValueError(

@@ -104,9 +104,6 @@ def check_adapter_files(lora: LoRA, layers: Sequence[str]) -> dict[str, tuple[in
 
     Returns:
         The shape of each tensor in the file, by its name there.
-
-    Raises:
-        ValueError: there are no such files, or the adapters are others.
     """
     options, shapes = _read_options(lora.path), read_header(Path(lora.path).expanduser() / _WEIGHTS)
     rank, alpha, theirs = options.get("r"), options.get("lora_alpha"), _layers(shapes)

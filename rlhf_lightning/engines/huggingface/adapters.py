@@ -93,11 +93,7 @@ def _targets(model: PreTrainedModel, lora: LoRA) -> list[str]:
 
 
 def _refuse_experts(model: PreTrainedModel, targets: list[str]) -> None:
-    """Refuse names that experts have too, for which peft adapts the matrix that all experts are in.
-
-    Raises:
-        ValueError: a layer to adapt is called so.
-    """
+    """Refuse names that experts have too, for which peft adapts the matrix that all experts are in."""
     peft = import_extra("peft", extra="lora", purpose="lora")
     conversion = import_extra("peft.utils.transformers_weight_conversion", extra="lora", purpose="lora")
     config = peft.LoraConfig(target_modules=[*_names(model)])  # all: of one matrix it takes all names or none
@@ -186,11 +182,7 @@ def saved_lora(directory: Path) -> LoRA | None:
 
 
 def check_lora(directory: Path, lora: LoRA | None) -> None:
-    """Refuse a checkpoint of other adapters, or of whole weights for a model with adapters, or the reverse.
-
-    Raises:
-        ValueError: the adapters differ, or there is no complete checkpoint.
-    """
+    """Refuse a checkpoint of other adapters, or of whole weights for a model with adapters, or vice versa."""
     saved = saved_lora(directory)
     if saved != lora:
         raise ValueError(

@@ -109,11 +109,7 @@ def check_head(spec: ModelSpec, *, needed: bool) -> None:
 
 
 def check_language(spec: ModelSpec) -> None:
-    """Refuse weights of a reward, cost or value model for a language model; of a hub name none are looked at.
-
-    Raises:
-        ValueError: the weights have a scalar head.
-    """
+    """Refuse weights of a reward, cost or value model for a language model; those of a hub name pass."""
     if any(HEAD in names for names in _headers(spec)):
         raise ValueError(
             f"path={spec.path}: its weights have {HEAD}, the head of a reward, cost or value model. Type the "
@@ -122,11 +118,7 @@ def check_language(spec: ModelSpec) -> None:
 
 
 def check_packed(spec: ModelSpec, head: Head) -> None:
-    """Refuse a model whose attention cannot take packed sequences; that of a hub name as far as it is known.
-
-    Raises:
-        ValueError: it cannot.
-    """
+    """Refuse a model whose attention cannot take packed sequences; of a hub name, as far as it is known."""
     config = _known_config(spec)
     if config is None:
         return
@@ -158,11 +150,7 @@ def _refused(_config: str, directory: Path, head: Head) -> str:
 
 
 def check_tensor_parallel(spec: ModelSpec, head: Head, t: int) -> None:
-    """Refuse a model whose layers t tensor ranks of the FSDP engine cannot divide.
-
-    Raises:
-        ValueError: they cannot; the message names numbers of ranks that can.
-    """
+    """Refuse a model whose layers t tensor ranks of the FSDP engine cannot divide."""
     if t > 1:
         model = _meta_model(spec, head)
         with naming_path(spec):

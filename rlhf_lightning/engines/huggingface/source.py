@@ -118,11 +118,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def _refuse_other_weights(directory: Path) -> None:
-    """Refuse a directory whose weights nothing here reads: a fresh model would take their place.
-
-    Raises:
-        ValueError: it holds files of another form, or is the part of verl's checkpoint that has none.
-    """
+    """Refuse a directory whose weights nothing here reads: a fresh model would take their place."""
     others = sorted(file.name for kind in _OTHER_WEIGHTS for file in directory.glob(kind))
     if others:
         raise ValueError(

@@ -32,9 +32,6 @@ def check_plan(model: PreTrainedModel, t: int) -> None:
     Args:
         model: as transformers makes it, possibly on the meta device.
         t: number of tensor ranks.
-
-    Raises:
-        ValueError: they cannot; the message names numbers of ranks that can.
     """
     if t == 1:
         return

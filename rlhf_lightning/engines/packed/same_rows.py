@@ -19,9 +19,6 @@ def check_same_rows(rows: TensorDict, group: dist.ProcessGroup | None, *, device
         rows: of this rank.
         group: the ranks that the copy of the model is divided over; None for one.
         device: of this rank.
-
-    Raises:
-        ValueError: they differ, or the others are not called.
     """
     if group is None or dist.get_world_size(group) == 1:
         return

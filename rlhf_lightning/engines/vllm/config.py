@@ -111,11 +111,7 @@ class VLLM:
 
 
 def require_vllm() -> None:
-    """Refuse to run without vLLM, or with a build that does not suit the machine, without importing it.
-
-    Raises:
-        ValueError: it is not installed, or its build for CPUs is, on a GPU or beside the other.
-    """
+    """Refuse to run without vLLM, or with a build that does not suit the machine, without importing it."""
     if find_spec("vllm") is None:
         raise ValueError(
             "strategy.settings.generator=vllm: vLLM is not installed. Try: pip install "
@@ -145,9 +141,6 @@ def check_vllm(
         layout: of the actor.
         settings: of the engine.
         on_cpu: whether it computes on a CPU.
-
-    Raises:
-        ValueError: vLLM is not installed, or the model or the layout does not suit it.
     """
     require_vllm()
     generating, text = layout.generating, config.get_text_config()
