@@ -15,13 +15,7 @@ _OPTION = re.compile(r"--[\w.-]+(=.*)?|\+*[\w.]+=.*")
 
 
 def option_errors(message: str, owners: Mapping[str, type], *, elsewhere: Mapping[str, str]) -> str:
-    """An error of the parser: `option_error` of each option where it does not know several, a line for each.
-
-    Args:
-        message: of the error.
-        owners: as for `option_error`.
-        elsewhere: as for `option_error`.
-    """
+    """An error of the parser: `option_error` of each option that it does not know, a line for each."""
     words = message.removeprefix(_HEAD).split() if message.startswith(_HEAD) else []
     starts = [place for place, word in enumerate(words) if _OPTION.fullmatch(word)]
     if len(starts) < 2:

@@ -50,12 +50,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 @lru_cache(maxsize=8)
 def numbered_alike(mine: str, theirs: str) -> tuple[int, int]:
-    """How many tokens of one tokenizer have the same id in another, and how many it has.
-
-    Args:
-        mine: as for `load_tokenizer`.
-        theirs: the other.
-    """
+    """How many tokens of one tokenizer have the same id in another, and how many it has."""
     own, other = load_tokenizer(mine).get_vocab(), load_tokenizer(theirs).get_vocab()
     return sum(other.get(token) == number for token, number in own.items()), len(own)
 
@@ -63,11 +58,7 @@ def numbered_alike(mine: str, theirs: str) -> tuple[int, int]:
 def reads(mine: str, theirs: str, *, my_vocab: int | None, their_vocab: int | None) -> bool:
     """Whether a model with the second tokenizer can read ids of the first; added tokens may differ.
 
-    Args:
-        mine: as for `load_tokenizer`.
-        theirs: the other.
-        my_vocab: tokens that the model of the first tokenizer has; None if unknown.
-        their_vocab: tokens that the model of the second one has; None if unknown.
+    `my_vocab` and `their_vocab` are the tokens that their models have; None if unknown.
     """
     alike, total = numbered_alike(mine, theirs)
     known = their_vocab is None or highest_token(mine, vocab=my_vocab) < their_vocab
@@ -86,11 +77,7 @@ def highest_token(path: str, *, vocab: int | None) -> int:
 
 @lru_cache(maxsize=8)
 def end_tokens(path: str) -> tuple[int, ...]:
-    """Tokens that end a response: the tokenizer's end token, then others that generation_config.json names.
-
-    Args:
-        path: as for `load_tokenizer`.
-    """
+    """Tokens that end a response: the tokenizer's end token, then others of generation_config.json."""
     try:
         named = GenerationConfig.from_pretrained(_source(path)).eos_token_id
     except OSError:  # there is no such file

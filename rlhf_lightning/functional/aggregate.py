@@ -106,13 +106,7 @@ class Loss(ABC):
 def run_loss(
     loss: Loss, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Call a loss, and check what it returns.
-
-    Args:
-        loss: built in, or the user's own.
-        outputs: as for `Loss.__call__`.
-        rows: as for `Loss.__call__`.
-        counts: of the whole mini-batch.
+    """Call a loss, built in or the user's own, and check what it returns.
 
     Raises:
         ValueError: it read an output or a column that it did not ask for, did not return a scalar and metrics

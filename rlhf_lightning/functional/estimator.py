@@ -84,12 +84,7 @@ def reads_reference(estimator: Estimator, loss: Loss) -> bool:
 
 
 def run_estimator(estimator: Estimator, rows: Mapping[str, Tensor], add: Add = alone) -> dict[str, Tensor]:
-    """Call an estimator, and check what it returns.
-
-    Args:
-        estimator: built in, or the user's own.
-        rows: as for `Estimator.__call__`.
-        add: as for `Estimator.__call__`.
+    """Call an estimator, built in or the user's own, and check what it returns.
 
     Raises:
         ValueError: it read a column that it does not name, returned others than it names in `returns`, or

@@ -79,13 +79,7 @@ class OffPolicyCorrection:
     def __call__(
         self, old_log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor, *, num_tokens: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Weigh the tokens of some rows.
-
-        Args:
-            old_log_probs: as in `ratios`.
-            rollout_log_probs: as in `ratios`.
-            mask: as in `ratios`.
-            num_tokens: valid tokens of the whole mini-batch.
+        """Weigh the tokens of some rows by their `ratios`; the whole mini-batch has `num_tokens` valid ones.
 
         Returns:
             Weights [B, R] float32 without a gradient, and the metrics, as parts of those of the mini-batch.

@@ -39,11 +39,6 @@ def tensor_group(hardware: Hardware, layout: ParallelLayout) -> Group:
     return Group(layout.t, layout.t > hardware.gpus_per_node)
 
 
-def data_group(hardware: Hardware, layout: ParallelLayout) -> Group:
-    """Ranks that hold the same shard of a model for other rows."""
-    return shard_group(hardware, layout, layout.d)
-
-
 def shard_group(hardware: Hardware, layout: ParallelLayout, sharers: int) -> Group:
     """Data-parallel ranks, `sharers` of them, that divide one copy of the states; see `Workload.sharers`."""
     stride = layout.t * layout.p

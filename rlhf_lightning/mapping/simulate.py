@@ -40,7 +40,7 @@ def train(hardware: Hardware, shape: ModelShape, layout: ParallelLayout, workloa
     if workload.recompute:
         cost = cost.plus(layers.layer(at, size)[0].times(at.stage_layers))
     parts = _pipelined(at, cost, count=count, sends=2 * size)
-    add(parts, network.data_group(hardware, layout).network, _gradients(at, count))
+    add(parts, network.shard_group(hardware, layout, layout.d).network, _gradients(at, count))
     add(parts, "memory bandwidth", _optimizer(at))
     total = {name: workload.mini_batches * seconds for name, seconds in parts.items()}
     add(total, "overhead", hardware.overhead.call)

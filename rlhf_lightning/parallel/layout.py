@@ -86,9 +86,7 @@ class ParallelLayout:
             raise ValueError(
                 f"ParallelLayout(order={self.order!r}): type tpd (the paper's) or tdp (Megatron's)."
             )
-        if self.generation is not None:
-            for axis in ("p", "t"):
-                _check_divides(axis, getattr(self, axis), getattr(self.generation, axis))
+        _ = self.generating  # refuses sizes that do not divide
 
     @property
     def num_ranks(self) -> int:

@@ -139,14 +139,7 @@ class Generator(Role):
     def start_sequences(
         self, rows: TensorDict, *, parts: int, greedy: bool = False, sampling: Sampling | None = None
     ) -> TensorDict:
-        """Begin to answer every prompt; `next_sequences` returns the answers.
-
-        Args:
-            rows: as for `generate_sequences`, and row_numbers [B] int64.
-            parts: how many times `next_sequences` will be called.
-            greedy: as for `generate_sequences`.
-            sampling: as for `generate_sequences`.
-        """
+        """Begin `generate_sequences` of rows with row_numbers [B]; `next_sequences` returns them in parts."""
         actor = self.actor.drawing_by(sampling)
         self.underway.begin(self._finished(actor, rows, greedy=greedy, parts=parts), parts=parts)
         return TensorDict({}, batch_size=rows.batch_size)

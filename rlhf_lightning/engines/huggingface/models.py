@@ -192,14 +192,9 @@ def export_gathered(
     spec: ModelSpec,
     group: dist.ProcessGroup | None,
 ) -> None:
-    """Write a Hugging Face directory from the first rank of a group; all ranks call it, and return together.
+    """`export_model` from the first rank of a group; all ranks call it, and return together.
 
-    Args:
-        directory: where to write.
-        weights: the whole weights by name; iterating is collective and gathers one after the other.
-        like: see `export_model`.
-        spec: see `export_model`.
-        group: ranks that hold the model; None for one.
+    To iterate over the weights is collective, and gathers one after the other.
     """
     first = group is None or dist.get_rank(group) == 0
     whole = {name: weight.cpu() for name, weight in weights if first}

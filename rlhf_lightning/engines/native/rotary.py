@@ -5,13 +5,13 @@ T is the number of tokens, D the size of a head.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import LlamaConfig, PreTrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
-_MODULES = {"llama": LlamaRotaryEmbedding, "qwen2": Qwen2RotaryEmbedding}
 _STATIC = ("default", "linear", "llama3", "yarn")
 """Values of `rope_type` whose angles depend on a token's position only."""
 
@@ -32,7 +32,7 @@ class Rotary:
     """
 
     def __init__(self, config: PreTrainedConfig, device: torch.device) -> None:
-        self._module = _MODULES[config.model_type](config).to(device)
+        self._module = LlamaRotaryEmbedding(cast(LlamaConfig, config)).to(device)  # Qwen2's is the same
         self._tabled = device.type == "cpu" and has_static_angles(config)
         self._table: Angles | None = None
         """The angles of the positions from 0 on, as many as were needed so far."""

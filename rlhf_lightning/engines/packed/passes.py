@@ -85,15 +85,7 @@ class Passes:
         temperature: float,
         backward: Backward,
     ) -> dict[str, Tensor]:
-        """See `TrainEngine.accumulate`.
-
-        Args:
-            rows: see there.
-            loss: see there.
-            counts: see there.
-            temperature: see there.
-            backward: called once per micro-batch.
-        """
+        """See `TrainEngine.accumulate`; `backward` is called once per micro-batch."""
         parts, asked = self._plan(rows, loss), Asked.by(loss)
         totals: dict[str, Tensor] = {}
         self._kept.drop_others(rows, temperature=temperature)

@@ -128,8 +128,8 @@ def test_tensor_shards_reduce_four_times_a_layer_and_twice_more_to_recompute() -
 
 
 def test_a_group_within_a_node_does_not_use_the_network_between() -> None:
-    assert not network.data_group(A100, ParallelLayout(t=2, d=4)).crosses
-    assert network.data_group(A100, ParallelLayout(t=2, d=8)) == network.Group(8, True, 2)
+    assert not network.shard_group(A100, ParallelLayout(t=2, d=4), 4).crosses
+    assert network.shard_group(A100, ParallelLayout(t=2, d=8), 8) == network.Group(8, True, 2)
     assert network.stage_group(A100, ParallelLayout(p=2, t=8)).crosses
     assert not network.stage_group(A100, ParallelLayout(p=2, t=4, d=2)).crosses
     for tg, size in ((8, 2), (4, 4)):  # of two stages, each in a node of its own
