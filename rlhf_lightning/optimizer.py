@@ -71,8 +71,8 @@ class RemoteOptimizer(Optimizer):
         return {"rates": {group["name"]: group["lr"] for group in self.param_groups}}
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> None:
-        """Show the rates of the checkpoint; those of earlier versions have none."""
-        self.show(cast("Mapping[str, float]", state_dict.get("rates", {})))
+        """Show the rates of the checkpoint."""
+        self.show(cast("Mapping[str, float]", state_dict["rates"]))
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Do nothing: the models' own optimizers have stepped already. Lightning counts the call."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict, cast
+from typing import TypedDict, cast
 
 from torch import Tensor
 
@@ -23,10 +23,10 @@ class Waited(TypedDict):
 
     enough: int
     """See `WaitingGroups.enough`."""
-    size: NotRequired[int]
-    """Answers per group, of which `enough` is counted; older checkpoints lack it."""
-    batch_rows: NotRequired[int]
-    """Prompts of a whole batch; older checkpoints lack it."""
+    size: int
+    """Answers per group, of which `enough` is counted."""
+    batch_rows: int
+    """Prompts of a whole batch."""
     columns: dict[str, object]
     """Columns of the waiting answers; empty where none wait."""
 
@@ -70,12 +70,7 @@ class WaitingGroups:
     def state(self) -> Waited:
         """The state for a checkpoint."""
         columns = columns_of(self.rows, what="groups that wait for others")
-        return {
-            "enough": self.enough,
-            "size": self.size,
-            "batch_rows": self.batch_rows,
-            "columns": columns,
-        }
+        return Waited(enough=self.enough, size=self.size, batch_rows=self.batch_rows, columns=columns)
 
     def restore(self, state: Waited, *, new_tokens: int) -> None:
         """Continue from a checkpoint; where batches or groups are of another size now, `enough` is of theirs.
@@ -87,9 +82,9 @@ class WaitingGroups:
         Raises:
             ValueError: groups are of another size, or their answers of another width.
         """
-        groups = state["enough"] // state.get("size", self.size)
-        alike = state.get("batch_rows", self.batch_rows) == self.batch_rows
-        self.enough, self.rows = groups * self.size if alike else 0, None
+        groups = state["enough"] // state["size"]
+        self.enough = groups * self.size if state["batch_rows"] == self.batch_rows else 0
+        self.rows = None
         if not state["columns"]:
             return
         self.rows = rows = Batch.of(cast(dict[str, Tensor | list[object]], state["columns"]))

@@ -207,7 +207,7 @@ def test_only_batches_in_a_row_without_a_group_are_counted(caplog: pytest.LogCap
         waiting.add(Batch.of({"prompt_ids": ids, "prompt_mask": ids == 0}), torch.tensor([kept]))
     assert not caplog.text
     assert waiting.rows is not None
-    waiting.restore({"enough": 4, "columns": {}}, new_tokens=1)
+    waiting.restore({"enough": 4, "size": 1, "batch_rows": 0, "columns": {}}, new_tokens=1)
     assert waiting.enough == 4
     assert waiting.state()["columns"] == {}
 
