@@ -11,11 +11,7 @@ from rlhf_lightning.spec import CHECKPOINT
 
 
 class CheckpointSource:
-    """The directory of a checkpoint, and what its state was when reading began.
-
-    Args:
-        directory: of a complete checkpoint.
-    """
+    """The directory of a checkpoint, and what its state was when reading began."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

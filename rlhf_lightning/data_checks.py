@@ -161,12 +161,7 @@ def with_ptx(algorithm: RLHFAlgorithm, batch: Mapping[str, Values]) -> tuple[Bat
 
 
 def check_loader(algorithm: RLHFAlgorithm, loader: object) -> None:
-    """Refuse a data set of rows in place of a loader: Lightning would take each row for a batch.
-
-    Args:
-        algorithm: of the run.
-        loader: of training; a `datasets.Dataset` knows its columns.
-    """
+    """Refuse a data set of rows in place of a loader: Lightning would take each row for a batch."""
     if isinstance(names := getattr(loader, "column_names", None), Sequence):
         _check_encoded(algorithm, names, what=f"a row of {type(loader).__name__}")
 
@@ -183,12 +178,7 @@ def _check_encoded(algorithm: RLHFAlgorithm, columns: Iterable[str], *, what: st
 
 
 def warn_of_doubles(algorithm: RLHFAlgorithm, rows: Batch) -> None:
-    """Say once where rows of a batch have one row id, by which answers are drawn.
-
-    Args:
-        algorithm: where it draws none, rows may come as often as they like.
-        rows: as the loader gave them.
-    """
+    """Say once where rows of a batch have one row id, by which answers are drawn."""
     draws = not algorithm.reads_only and "actor" in algorithm.roles()
     if algorithm.told_of_doubles or not draws or "row_ids" not in rows:
         return
@@ -298,13 +288,7 @@ def check_held_out(data: RowData, *, what: str) -> None:
 
 
 def check_validates(trainer: Trainer, stage: str, *, name: str) -> None:
-    """Refuse, for a callback that needs a validation, a fit without one, and a validation on nothing.
-
-    Args:
-        trainer: of the run.
-        stage: of `Callback.setup`.
-        name: of the callback, for the message.
-    """
+    """Refuse, for a callback that needs a validation, a fit without one, and a validation on nothing."""
     if stage == "fit" and not trainer.limit_val_batches:
         raise ValueError(
             f"{name}: with trainer.limit_val_batches=0 nothing is ever validated. "

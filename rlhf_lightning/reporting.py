@@ -91,11 +91,7 @@ def monitor_each_validation(trainer: Trainer) -> None:
 
 
 def timings(reports: Sequence[CallReport]) -> dict[str, float]:
-    """Seconds of each method (the slowest device's), and the peak memory of the fullest device.
-
-    Args:
-        reports: of the calls of one iteration.
-    """
+    """Seconds of each method (the slowest device's), and the peak memory of the fullest device."""
     spent: defaultdict[tuple[str, str, int], float] = defaultdict(float)
     for report in reports:
         spent[report.role, report.method, report.rank] += report.seconds

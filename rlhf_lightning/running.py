@@ -78,12 +78,7 @@ class Scaling:
 
 
 class Running(nn.Module):
-    """The current weight of the KL penalty, and the running moments of scores and returns, float64 [3] each.
-
-    Args:
-        kl: how the weight starts and adapts.
-        scaling: what is normalised.
-    """
+    """The weight of the KL penalty, and the running moments of scores and returns, float64 [3] each."""
 
     kl_coef: torch.Tensor
     scores: torch.Tensor

@@ -10,11 +10,6 @@ from rlhf_lightning.controller import Batch, CallReport, Metrics
 def run_step(by: str, step: Callable[[Batch], object], rows: Batch) -> Metrics:
     """Run an algorithm's `step` and return its metrics; the step may also return a mapping of numbers.
 
-    Args:
-        by: name of the algorithm, for errors.
-        step: the algorithm's method.
-        rows: batch of the iteration.
-
     Raises:
         TypeError: it returns neither.
         RuntimeError: it let StopIteration pass, which Lightning would take for the end of the data, for ever.

@@ -37,9 +37,6 @@ NO_MODEL = "none"
 def run(arguments: Sequence[str]) -> None:
     """Search for the best mappings, and write them to standard output and to files.
 
-    Args:
-        arguments: of the command line, without `map`.
-
     Raises:
         ValueError: an option is wrong, or the models do not fit; the message says what is missing.
     """

@@ -40,9 +40,6 @@ AXES: dict[str, GenerationAxis] = {"generation tensor": "t", "generation pipelin
 def run(arguments: Sequence[str]) -> None:
     """Plan, and write the answer to standard output.
 
-    Args:
-        arguments: of the command line, without `reshard`.
-
     Raises:
         ValueError: an option is wrong, or the layout does not divide the model.
     """

@@ -98,9 +98,6 @@ class RayCluster:
     def check(self, needed: int) -> None:
         """Refuse an address at which nothing answers, or more devices than there are; without connecting.
 
-        Args:
-            needed: devices of the job.
-
         Raises:
             ValueError: no cluster answers there, this process is connected to another, the one that it is
                 connected to has fewer, or this machine has GPUs, but fewer, or no room for Ray's sockets or
@@ -121,9 +118,6 @@ class RayCluster:
 
     def connect(self, needed: int) -> None:
         """Connect, or start Ray on this machine with room for the devices; nothing where Ray is up already.
-
-        Args:
-            needed: devices of the job.
 
         Raises:
             ValueError: no cluster answers at the address, this process is connected to another, or to one

@@ -29,12 +29,6 @@ def forms_of_rows(
 
     Warns where rows have tools, and the template knows of none.
 
-    Args:
-        drafts: of the rows.
-        tokenizer: of the model.
-        form: of all of them.
-        name: where they come from, for messages.
-
     Raises:
         ValueError: the field holds something else.
     """

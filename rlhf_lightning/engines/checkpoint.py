@@ -144,11 +144,7 @@ def check_files(directory: Path) -> None:
 
 
 class CheckpointReader:
-    """Fills tensors from a checkpoint; the headers of its files are read once, for however many calls.
-
-    Args:
-        directory: of a complete checkpoint (`read_state`).
-    """
+    """Fills tensors from a checkpoint; the headers of its files are read once, for however many calls."""
 
     def __init__(self, directory: Path) -> None:
         self._storage = _Storage(str(directory))

@@ -22,10 +22,6 @@ class StopTexts:
     The tokens of a text may also hold characters before and behind it: ` <`, `/answer` and `>.` for
     `</answer>`. So texts are looked for in what the last tokens decode to. Which tokens can complete a text
     is computed once, for the whole vocabulary; after any other token nothing needs to be decoded.
-
-    Args:
-        texts: the stop texts, none empty.
-        tokenizer: of the model.
     """
 
     def __init__(self, texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> None:

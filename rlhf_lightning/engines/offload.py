@@ -26,10 +26,6 @@ class OffloadedParts:
     """The offloaded parts of one model.
 
     On a CPU nothing moves, but using an offloaded part is refused all the same.
-
-    Args:
-        path: the model's, for errors.
-        device: the model's.
     """
 
     def __init__(self, path: str, *, device: torch.device) -> None:

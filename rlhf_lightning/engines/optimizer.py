@@ -118,9 +118,6 @@ class Counters:
     """Counts optimizer steps, sets the learning rate that follows from them, and reports each step.
 
     Every 50th step gives freed memory back to the system.
-
-    Args:
-        spec: rates and schedule.
     """
 
     def __init__(self, spec: OptimizerSpec) -> None:

@@ -71,11 +71,7 @@ class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take
         """
 
     def check_devices(self, *, gpu: bool) -> None:  # noqa: B027 - most engines need nothing there
-        """Refuse devices that lack what the options need there, before anything starts.
-
-        Args:
-            gpu: whether they are GPUs.
-        """
+        """Refuse devices that lack what the options need there, before anything starts."""
 
     def allows(self, layout: ParallelLayout, layers: int) -> bool:
         """Whether these options take a layout for a model of so many layers; for the mapping."""

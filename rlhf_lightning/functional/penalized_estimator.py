@@ -57,9 +57,6 @@ class PenalizedEstimator(Estimator):
     def common_columns(self, rows: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """Compute what all subclasses have in common; each adds the advantages.
 
-        Args:
-            rows: the columns that it reads.
-
         Returns:
             The columns that it makes, all but the advantages; the divergence [B, R] float32, 0 where it is
             not measured.

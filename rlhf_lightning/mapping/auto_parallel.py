@@ -60,11 +60,7 @@ class _Merged:
 
 
 class AutoParallel:
-    """Chooses the layouts of sets of models, and caches what it has found.
-
-    Args:
-        costs: what each model costs in a layout.
-    """
+    """Chooses the layouts of sets of models, and caches what it has found."""
 
     def __init__(self, costs: Costs) -> None:
         self.costs = costs

@@ -89,12 +89,7 @@ def observations(iterations: Sequence[Iteration]) -> list[Observation]:
 
 
 def table(iterations: Sequence[Iteration], hardware: Hardware) -> str:
-    """Medians of measured and predicted seconds by phase, as text.
-
-    Args:
-        iterations: of a run, at least one.
-        hardware: to predict with.
-    """
+    """Medians of measured and predicted seconds by phase, as text."""
     every: dict[str, list[Observation]] = {}
     whole = [Observation("iteration", one.seconds, one.predict) for one in sample(iterations)]
     for one in (*observations(sample(iterations)), *whole):

@@ -131,10 +131,6 @@ def check_parameters(function: Callable[..., object], *, what: str, returns: str
 def function_names(functions: Functions, *, option: str) -> dict[str, float] | list[str] | str | None:
     """Return the functions of a reward by the names by which workers find them.
 
-    Args:
-        functions: as the user gave them.
-        option: that they were given for, for messages.
-
     Raises:
         ValueError: workers cannot import a function, or one is neither a function nor a name.
     """
@@ -156,10 +152,6 @@ def function_names_by_source(
 
 def function_weights(functions: Functions, *, option: str) -> dict[str, float]:
     """Return the weights of functions by their names; 1 where none is given.
-
-    Args:
-        functions: as the user gave them.
-        option: that they were given for, for messages.
 
     Raises:
         ValueError: as `function_names`; or a function is named twice.

@@ -27,9 +27,6 @@ def check_compiler(*, gpu: bool) -> None:
     """Refuse to compile without the compiler that torch.compile calls: of C on GPUs, else of C++.
 
     It is looked for on this machine, the controller's; those of the devices are taken to have the same.
-
-    Args:
-        gpu: whether the devices are GPUs.
     """
     language, variable, known = ("C", "CC", _CC) if gpu else ("C++", "CXX", _CXX)
     called = (os.environ[variable],) if variable in os.environ else known

@@ -72,12 +72,6 @@ def check_layout(
 ) -> None:
     """Refuse a layout that cannot divide the model.
 
-    Args:
-        config: of the Hugging Face model.
-        layout: of the training.
-        head: of the model.
-        settings: of the engine.
-
     Raises:
         ValueError: the model cannot be converted, or p, t or the t of generation does not divide it; the
             message names sizes that do.

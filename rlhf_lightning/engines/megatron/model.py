@@ -104,14 +104,7 @@ class RunPlace(NamedTuple):
 
 
 class Run(LanguageModule):  # type: ignore[misc]
-    """Consecutive layers of a decoder, with the embedding or the head where they are the first or the last.
-
-    Args:
-        config: Megatron's configuration of the model.
-        conversion: names and shapes of the model.
-        numbers: the numbers of the layers.
-        place: of the run.
-    """
+    """Consecutive layers of a decoder, with the embedding or the head where they are first or last."""
 
     def __init__(
         self, config: TransformerConfig, conversion: Conversion, numbers: tuple[int, ...], *, place: RunPlace

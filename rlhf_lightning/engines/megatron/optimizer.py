@@ -65,14 +65,7 @@ class FrozenParameters:
 
 
 class ShardedAdamW:
-    """AdamW on float32 masters; a step whose gradient is not finite is skipped and counted.
-
-    Args:
-        parameters: of this rank, by name.
-        runs: the modules that they belong to.
-        spec: rates, clipping and schedule.
-        groups: of this rank.
-    """
+    """AdamW on float32 masters; a step whose gradient is not finite is skipped and counted."""
 
     def __init__(
         self,

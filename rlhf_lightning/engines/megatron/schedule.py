@@ -24,13 +24,7 @@ Evaluate = Callable[[Tensor, PackedRows, Rows], tuple[Tensor | None, object]]
 
 
 class Pipeline:
-    """The pipeline of which this rank is one stage.
-
-    Args:
-        runs: this rank's runs of layers.
-        config: Megatron's configuration of the model.
-        collection: process groups of this rank.
-    """
+    """The pipeline of which this rank is one stage."""
 
     def __init__(
         self, runs: Sequence[nn.Module], config: TransformerConfig, collection: ProcessGroupCollection

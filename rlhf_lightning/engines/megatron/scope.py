@@ -21,13 +21,7 @@ from rlhf_lightning.parallel.groups import ModelGroups
 
 
 class Scope:
-    """The global state that one model's Megatron code needs.
-
-    Args:
-        groups: of this rank.
-        chunks: number of runs of layers in a stage.
-        device: of this rank.
-    """
+    """The global state that one model's Megatron code needs."""
 
     def __init__(self, groups: ModelGroups, *, chunks: int, device: torch.device) -> None:
         self.collection = _collection(groups)

@@ -24,13 +24,7 @@ _not_capturable = set[str]()
 
 
 class GraphedSteps:
-    """The decoding steps of one generation.
-
-    Args:
-        decoder: what they compute with.
-        slots: most rows.
-        device: the GPU.
-    """
+    """The decoding steps of one generation."""
 
     def __init__(self, decoder: Decoder, *, slots: int, device: torch.device) -> None:
         self._decoder, self._slots = decoder, slots

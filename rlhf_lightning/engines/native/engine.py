@@ -19,14 +19,7 @@ from rlhf_lightning.spec import Sampling
 
 
 class NativeEngine(GenerationEngine):
-    """Generates natively, with the training engine's own weights.
-
-    Args:
-        source: the training engine.
-        seat: this rank's place.
-        ends: what ends a response.
-        config: options of the generator.
-    """
+    """Generates natively, with the training engine's own weights."""
 
     def __init__(self, source: TrainEngine, *, seat: Seat, ends: Ends, config: Native) -> None:
         self.source: TrainEngine = source

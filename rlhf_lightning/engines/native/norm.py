@@ -12,12 +12,7 @@ from transformers import PreTrainedConfig
 
 
 class Norm:
-    """x / sqrt(mean(x^2) + eps), times a weight.
-
-    Args:
-        config: of the model.
-        like: one of its weights, for device and dtype.
-    """
+    """x / sqrt(mean(x^2) + eps), times a weight."""
 
     def __init__(self, config: PreTrainedConfig, like: Tensor) -> None:
         self._eps: float = config.rms_norm_eps

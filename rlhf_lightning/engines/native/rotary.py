@@ -24,12 +24,7 @@ def has_static_angles(config: PreTrainedConfig) -> bool:
 
 
 class Rotary:
-    """Computes the angles of one model; on a CPU static angles are looked up in a table.
-
-    Args:
-        config: of a Llama or Qwen2 model.
-        device: where positions are.
-    """
+    """Computes the angles of one model; on a CPU static angles are looked up in a table."""
 
     def __init__(self, config: PreTrainedConfig, device: torch.device) -> None:
         self._module = LlamaRotaryEmbedding(cast(LlamaConfig, config)).to(device)  # Qwen2's is the same

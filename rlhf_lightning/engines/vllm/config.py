@@ -134,14 +134,7 @@ def check_vllm(
     settings: VLLM | None = None,
     on_cpu: bool,
 ) -> None:
-    """Refuse a model or layout that vLLM cannot generate with, before anything is started.
-
-    Args:
-        config: of the Hugging Face model.
-        layout: of the actor.
-        settings: of the engine.
-        on_cpu: whether it computes on a CPU.
-    """
+    """Refuse a model or layout that vLLM cannot generate with, before anything is started."""
     require_vllm()
     generating, text = layout.generating, config.get_text_config()
     if generating.p > 1:
