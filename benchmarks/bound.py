@@ -69,7 +69,7 @@ class Batch:
         seen = (layers - 1) * self.rows / self.samples * prompt**2 / 2
         seen += layers * self.rows * (response - 1) * (prompt + response / 2)
         logits = 2 * self.responses * hidden * config.vocab_size if head else 0.0
-        return 2 * (weights * tokens - beside * silent) + 4 * queries * seen + logits
+        return float(2 * (weights * tokens - beside * silent) + 4 * queries * seen + logits)
 
     def iteration_flop(self, config: PretrainedConfig, algo: str) -> float:
         """Operations of a whole iteration."""

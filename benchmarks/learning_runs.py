@@ -49,12 +49,12 @@ def critic() -> Critic:
 def with_critic(kind: type[RLHFAlgorithm], **options: object) -> Callable[[], RLHFAlgorithm]:
     """PPO and its like, as in configs/embedded.yaml."""
     shared = {"mini_batch_size": 64, "critic_warmup_steps": 3, "kl": KLPenalty(coef=0.003)}
-    return lambda: kind(actor=actor(), critic=critic(), **shared, **options)  # type: ignore[arg-type]
+    return lambda: kind(actor=actor(), critic=critic(), **shared, **options)
 
 
 def without(kind: type[RLHFAlgorithm], *, mini: int = 64, **options: object) -> Callable[[], RLHFAlgorithm]:
     """The algorithms without a critic; two optimizer steps an iteration where a clip holds the second."""
-    return lambda: kind(actor=actor(), mini_batch_size=mini, **options)  # type: ignore[arg-type]
+    return lambda: kind(actor=actor(), mini_batch_size=mini, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +212,7 @@ def play(run: Run) -> Result:
     algorithm = entry.make()
     algorithm.validates = ("reference",)  # `held_out` asks it, also where no step does
     if run.fault:
-        algorithm.estimate = broken(algorithm.estimate, run.fault)  # type: ignore[method-assign]
+        algorithm.estimate = broken(algorithm.estimate, run.fault)  # type: ignore[assignment,method-assign]
     result = Result()
     trainer = quiet_trainer(Local(num_threads=1), ".", steps=entry.steps, callbacks=[Watch(result)])
     data = TaskData(

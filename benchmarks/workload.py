@@ -137,7 +137,7 @@ def _end_at_random(model: LlamaForCausalLM) -> None:
     belong, stays, and may end. A prompt's last word is of stage 0.
     """
     stages = SHORTEST_RESPONSE
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
     stage = (torch.arange(VOCABULARY) // _STAGE_WORDS).clamp(max=stages - 1)
     embedding[:, :stages] = _MARK * torch.nn.functional.one_hot(stage, stages)
     for layer in model.model.layers:
