@@ -18,11 +18,7 @@ _TOTALS = ("row_returns", "row_squares", "row_tokens")
 
 @dataclass(frozen=True, kw_only=True)
 class KLPenalty:
-    """The divergence from the reference, in the reward (Ziegler 2019, section 2.2).
-
-    Raises:
-        ValueError: a value is outside its range.
-    """
+    """The divergence from the reference, in the reward (Ziegler 2019, section 2.2)."""
 
     coef: float = 0.05
     """Weight of the penalty; where it starts, if it adapts."""
@@ -58,11 +54,7 @@ class KLPenalty:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """Normalisation of scores and values by running statistics.
-
-    Raises:
-        ValueError: a value is outside its range.
-    """
+    """Normalisation of scores and values by running statistics."""
 
     rewards: bool = False
     """Divide scores by their running standard deviation."""

@@ -33,11 +33,7 @@ def _require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSpec:
-    """AdamW with a learning-rate schedule and gradient clipping.
-
-    Raises:
-        ValueError: a value is outside its range.
-    """
+    """AdamW with a learning-rate schedule and gradient clipping."""
 
     lr: float = 1e-6
     """Peak learning rate."""
@@ -95,9 +91,6 @@ class LoRA:
     """Low-rank adapters, W + alpha / rank B A, of which A and B learn (Hu 2021, section 4.1).
 
     There is no dropout: a policy ratio compares two passes over the same tokens.
-
-    Raises:
-        ValueError: a value is outside its range.
     """
 
     rank: int = 16
@@ -186,11 +179,7 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How responses are drawn.
-
-    Raises:
-        ValueError: a value is outside its range.
-    """
+    """How responses are drawn."""
 
     max_new_tokens: int = 128
     """Most tokens in a response (R); a response that reaches it without a stop token is truncated."""

@@ -29,11 +29,7 @@ class RowSplit(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """Files or data sets of training rows; validation rows are those of others, or the last of each.
-
-    Raises:
-        ValueError: an option is outside its range, or two exclude each other.
-    """
+    """Files or data sets of training rows; validation rows are those of others, or the last of each."""
 
     path: list[str] | str
     val_path: list[str] | str | None = None

@@ -37,9 +37,6 @@ class RowData(LightningDataModule, ABC):
     """Batches of rows; a subclass reads the rows, and may say what a row's prompt and response are.
 
     Everything that can be wrong with the data is refused in `setup`, which runs before any worker starts.
-
-    Raises:
-        ValueError: an option is outside its range.
     """
 
     batch_size: int = 32

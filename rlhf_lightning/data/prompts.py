@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class PromptData(RowData):
-    """Prompts from JSON Lines, Parquet or a Hugging Face data set.
-
-    Raises:
-        ValueError: an option is outside its range, or two exclude each other.
-    """
+    """Prompts from JSON Lines, Parquet or a Hugging Face data set."""
 
     path: list[str] | str
     """A .jsonl, .ndjson (or .gz), .json or .parquet file, directory, or hub name: openai/gsm8k@main:train; or

@@ -25,11 +25,7 @@ _HELD_OUT_SHARE = 10
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class TaskData(RowData):
-    """The embedded task: sort the digits of a number.
-
-    Raises:
-        ValueError: an option is outside its range.
-    """
+    """The embedded task: sort the digits of a number."""
 
     num_rows: int = 8192
     """Training rows of an epoch."""
@@ -91,11 +87,7 @@ def sort_digits(seed: int, index: int, *, digits: tuple[int, int] = (6, 6), held
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class ReasoningGymData(RowData):
-    """A task of the reasoning-gym library, which also verifies the answers (reward `reasoning_gym`).
-
-    Raises:
-        ValueError: an option is outside its range.
-    """
+    """A task of the reasoning-gym library, which also verifies the answers (reward `reasoning_gym`)."""
 
     task: str = "spell_backward"
     """Name of the task in the library."""

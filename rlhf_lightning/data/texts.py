@@ -31,9 +31,6 @@ class TextData(RowData):
     one token. The first token of a block is its prompt and the others are its response, so N tokens in n
     blocks are N - n predictions. Positions count from the beginning of a block, and a token attends to all
     before it in the block, those of other documents too.
-
-    Raises:
-        ValueError: an option is outside its range, or two exclude each other.
     """
 
     path: list[str] | str

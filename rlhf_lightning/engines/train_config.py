@@ -28,11 +28,7 @@ def naming_path(spec: ModelSpec) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(metaclass=ABCMeta):  # below `ABC` the command line would take it for no dataclass
-    """Options of a training engine. Only `check` is abstract: the other methods suit an engine of replicas.
-
-    Raises:
-        ValueError: a value is outside its range.
-    """
+    """Options of a training engine. Only `check` is abstract: the others suit an engine of replicas."""
 
     option: ClassVar[str]
     """What users type before the name of a field, such as `strategy.settings.train`."""

@@ -44,9 +44,6 @@ class CostLoss(PairLoss):
     Metrics: cost_model/loss (what is minimised); as means over the pairs cost_model/accuracy (pairs in the
     right order), cost_model/sign_accuracy (rows whose cost has the right sign), cost_model/chosen and
     cost_model/rejected (costs), cost_model/margin (rejected minus chosen).
-
-    Raises:
-        ValueError: a value is outside its range.
     """
 
     sign_coef: float = 1.0

@@ -26,9 +26,6 @@ class DistillationLoss(Loss):
 
     Metrics: distillation/loss, distillation/forward_kl, distillation/reverse_kl (means over tokens whatever
     the aggregation), distillation/rest (the teacher's probability of words that are no candidates).
-
-    Raises:
-        ValueError: a value is outside its range.
     """
 
     beta: float = 0.5

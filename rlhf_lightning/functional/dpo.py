@@ -104,9 +104,6 @@ class DPOLoss(PairLoss):
     has the higher reward), dpo/chosen_reward and dpo/rejected_reward (beta sum_t d as in TRL, whatever the
     kind), dpo/margin (their difference) and dpo/chosen_log_prob (sum over the answer); dpo/sft_loss (nats
     per token) if there is a likelihood term.
-
-    Raises:
-        ValueError: a value is outside its range.
     """
 
     kind: PreferenceKind = "sigmoid"

@@ -25,9 +25,6 @@ class GAEEstimator(PenalizedEstimator):
     `returns` (in the units of the values), [B, R] float32; `row_returns` and `row_squares`, [B] float64, sums
     over tokens of the returns in the units of the rewards and of their squares, for `merged`; `row_errors`
     and `row_error_squares`, the same of what the values were wrong by, for `explained_variance`.
-
-    Raises:
-        ValueError: a value is outside its range.
     """
 
     gamma: float = 1.0

@@ -21,9 +21,6 @@ class GreedyEstimator(PenalizedEstimator):
 
     The columns are those of `PenalizedEstimator`; it reads greedy_scores [B] too, the outcome of the greedy
     answer.
-
-    Raises:
-        ValueError: a value is outside its range.
     """
 
     form: Literal["official", "verl"] = "official"

@@ -33,9 +33,6 @@ class GroupEstimator(PenalizedEstimator):
 
     The columns are those of `PenalizedEstimator`; the penalty is summed over tokens into the outcome, as in
     TRL's RLOO.
-
-    Raises:
-        ValueError: a value is outside its range.
     """
 
     group_size: int

@@ -99,9 +99,6 @@ class KTOLoss(Loss):
     of beta r over the rows of that label, left out if there are none), kto/margin (their difference, left out
     with either). An iteration logs each one's mean over the mini-batches that have it: where some lack a
     label, the margin is not the difference of the two means.
-
-    Raises:
-        ValueError: a value is outside its range.
     """
 
     beta: float = 0.1

@@ -24,9 +24,6 @@ class LagrangianEstimator(PenalizedEstimator):
 
     Beside the columns of `PenalizedEstimator` with the divergence it reads costs [B, R] (as scores), values
     and, with a critic of costs, cost_values; it makes `returns` and `cost_returns` [B, R] float32 too.
-
-    Raises:
-        ValueError: a value is outside its range.
     """
 
     multiplier: float = 1.0

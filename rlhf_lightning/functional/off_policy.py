@@ -28,9 +28,6 @@ class OffPolicyCorrection:
 
     Metrics, means over the tokens of the mini-batch: actor/mismatch_ratio (the weight before it is limited)
     and actor/correction_weight (after).
-
-    Raises:
-        ValueError: a value is outside its range.
     """
 
     level: Level = "token"

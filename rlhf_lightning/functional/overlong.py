@@ -34,11 +34,7 @@ def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer: int, factor: f
 
 @dataclass(frozen=True, kw_only=True)
 class Overlong:
-    """Options of `overlong_penalty`; `GroupEstimator` takes the batch's width for the longest response.
-
-    Raises:
-        ValueError: a value is outside its range.
-    """
+    """Options of `overlong_penalty`; `GroupEstimator` takes the batch's width for the longest response."""
 
     buffer: int
     """Tokens before the limit in which the penalty grows."""

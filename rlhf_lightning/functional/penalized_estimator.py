@@ -20,9 +20,6 @@ class PenalizedEstimator(Estimator):
 
     Reads response_mask and scores, and where it measures the divergence log_probs and ref_log_probs. Makes
     `advantages` [B, R] float32, what `row_totals` has, and with the divergence `kl` [B, R] and `row_kl` [B].
-
-    Raises:
-        ValueError: a value is outside its range.
     """
 
     kl_coef: float = 0.0

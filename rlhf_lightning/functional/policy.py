@@ -63,9 +63,6 @@ class PolicyLoss(Loss):
     Metrics: actor/loss (what is minimised), actor/policy_loss (the surrogate alone), actor/kl_loss if there
     is a KL term; as means over the tokens of the mini-batch actor/clip_fraction, actor/ratio, actor/approx_kl
     (k3 of the rollout's policy against the one in training) and actor/entropy; with a correction its own.
-
-    Raises:
-        ValueError: a value is outside its range.
     """
 
     clip_low: float = 0.2

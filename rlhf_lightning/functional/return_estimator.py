@@ -24,9 +24,6 @@ class ReturnEstimator(PenalizedEstimator):
 
     With a `group_size` above 1 it is the baseline variant: each outcome has its group's mean taken off first.
     The columns are those of `PenalizedEstimator`.
-
-    Raises:
-        ValueError: a value is outside its range.
     """
 
     gamma: float = 1.0

@@ -47,9 +47,6 @@ class PairwiseLoss(PairLoss):
     Metrics: reward_model/loss (what is minimised); as means over the pairs reward_model/accuracy (pairs in
     the right order), reward_model/chosen and reward_model/rejected (scores), reward_model/margin (their
     difference).
-
-    Raises:
-        ValueError: a value is outside its range.
     """
 
     centering: float = 0.0

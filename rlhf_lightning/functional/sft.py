@@ -17,9 +17,6 @@ class SFTLoss(Loss):
 
     Metrics: sft/loss, sft/nll (mean over tokens whatever the aggregation; its exponential is the perplexity),
     sft/probability (mean probability of the right token).
-
-    Raises:
-        ValueError: a value is outside its range.
     """
 
     coef: float = 1.0

@@ -27,9 +27,6 @@ class SimPOLoss(PairLoss):
     whose chosen answer has the higher reward), simpo/chosen_reward and simpo/rejected_reward (beta r),
     simpo/margin (their difference, gamma left out) and simpo/chosen_log_prob (r); simpo/sft_loss (nats per
     token) if there is a likelihood term.
-
-    Raises:
-        ValueError: a value is outside its range.
     """
 
     kind: Literal["sigmoid", "hinge"] = "sigmoid"

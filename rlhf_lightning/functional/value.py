@@ -45,9 +45,6 @@ class ValueLoss(Loss):
 
     Metrics, all means over the tokens of the mini-batch: critic/loss, critic/clip_fraction, critic/values,
     critic/returns, critic/squared_error.
-
-    Raises:
-        ValueError: a value is outside its range.
     """
 
     clip: float | None = 0.2

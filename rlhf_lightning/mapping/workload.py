@@ -10,11 +10,7 @@ from rlhf_lightning.parallel.layout import Sharding
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Rows and tokens of one iteration, and how engines compute them.
-
-    Raises:
-        ValueError: a value is outside its range.
-    """
+    """Rows and tokens of one iteration, and how engines compute them."""
 
     prompt: int = 1024
     """Width of the prompts, padding included."""

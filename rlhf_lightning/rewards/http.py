@@ -53,11 +53,7 @@ class ServiceError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class HTTPOptions:
-    """How services are asked.
-
-    Raises:
-        ValueError: a value is outside its range.
-    """
+    """How services are asked."""
 
     timeout_s: float = 30.0
     """Longest wait for the answer to one request."""

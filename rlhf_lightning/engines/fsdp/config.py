@@ -18,11 +18,7 @@ from rlhf_lightning.spec import ModelSpec
 
 @dataclass(frozen=True, kw_only=True)
 class FSDP(TrainConfig):
-    """Options of the FSDP engine.
-
-    Raises:
-        ValueError: a value is outside its range.
-    """
+    """Options of the FSDP engine."""
 
     option: ClassVar[str] = "strategy.settings.train"
     trains_adapters: ClassVar[bool] = True

@@ -18,11 +18,7 @@ from rlhf_lightning.spec import ModelSpec, why_not_megatron
 
 @dataclass(frozen=True, kw_only=True)
 class Megatron(TrainConfig):
-    """Options of the Megatron engine.
-
-    Raises:
-        ValueError: a value is outside its range.
-    """
+    """Options of the Megatron engine."""
 
     option: ClassVar[str] = "strategy.settings.megatron"
     lends: ClassVar[bool] = True

@@ -10,11 +10,7 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Native:
-    """How the native generator uses memory; but for `cache_dtype`, none of it changes what is generated.
-
-    Raises:
-        ValueError: a value is outside its range.
-    """
+    """How the native generator uses memory; but for `cache_dtype`, none of it changes what is generated."""
 
     slots: int = 0
     """Most rows decoded at once; 0: all rows of a call, on a GPU as many as there is memory for."""

@@ -48,11 +48,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class VLLM:
-    """Options of the vLLM engine; `max_model_len` and the cache's memory limit which prompts it can answer.
-
-    Raises:
-        ValueError: a value is outside its range.
-    """
+    """Options of the vLLM engine; `max_model_len` and the cache's memory limit the prompts that it takes."""
 
     gpu_memory_utilization: float = 0.4
     """Share of a GPU's memory that weights, keys and values may take while vLLM generates."""
