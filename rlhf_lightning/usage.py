@@ -131,14 +131,15 @@ def _shortened(message: str) -> str:
 
 
 def _as_list(found: re.Match[str]) -> str:
-    """The error for one value, or a mapping, where a list is wanted."""
+    """The error for one value, or a mapping, which a text with a colon may be, where a list is wanted."""
     key, value = found.groups()
     several = re.fullmatch(r"[\w.-]+(, ?[\w.-]+)+", value)
-    words = re.split(", ?", value) if several else [value]
+    text = re.sub(r"^\{'([^']*)': '([^']*)'\}$", r"\1: \2", value)
+    words = re.split(", ?", value) if several else [text]
     number = re.compile(r"-?\d+(\.\d+)?")
     items = [word if number.fullmatch(word) else json.dumps(word, ensure_ascii=False) for word in words]
-    if value.startswith("{"):
-        items = ["..."]
+    if text.startswith("{"):
+        items = ["{...}"]
     return f"{key}: {value} is not a list. Type '[{', '.join(items)}]', with the brackets."
 
 
@@ -213,7 +214,11 @@ def _suggestion_of_command(option: str, owners: Mapping[str, type]) -> str:
     if here:
         if isinstance(here, str):
             return f" {_of_model(here, owners.get('algo'), kind='algo')}"
-        return meant(*(f"--{path}" for path in _had(here, owners)))
+        had = [path for path in here if _has(path, owners)][:1]
+        of_others = [_of_which(path.removeprefix("algo."), "algo") for path in here]
+        if not had and "algo" in owners and any(of_others):
+            return "".join(of_others)
+        return meant(*(f"--{path}" for path in had or here))
     return _suggestion_of_part(option, owners)
 
 
@@ -257,10 +262,17 @@ def _of_model(here: str, owner: object, *, kind: str) -> str:
     return here.replace("--algo.actor.", model)
 
 
-def _had(here: Sequence[str], owners: Mapping[str, type]) -> Sequence[str]:
-    """The first of these options that one of the classes has; all of them where none does."""
-    parts = (path.partition(".") for path in here)
-    return [f"{kind}.{rest}" for kind, _, rest in parts if rest in option_paths(owners.get(kind))][:1] or here
+def _has(path: str, owners: Mapping[str, type]) -> bool:
+    """Whether the class that was chosen has this option."""
+    kind, _, rest = path.partition(".")
+    return rest in option_paths(owners.get(kind))
+
+
+def _of_which(path: str, kind: str) -> str:
+    """Which classes of a kind have an option, as a sentence; empty where none has."""
+    having = [short for short, cls in choices(kind).items() if path in option_paths(cls)]
+    more = f" and {len(having) - 4} more" if len(having) > 4 else ""
+    return f" {path} is an option of --{kind} {', '.join(having[:4])}{more}." if having else ""
 
 
 def _suggestion_of_class(option: str, owner: type) -> str:
@@ -279,9 +291,8 @@ def _suggestion_of_class(option: str, owner: type) -> str:
     if not lacks and (found := _similar(option, owner, here=here, kind=kind)):
         return meant(*found)
     for name in (first, *(path.split(".")[1] for path in here)) if kind else ():
-        if having := [short for short, cls in choices(kind).items() if name in option_names(cls)]:
-            more = f" and {len(having) - 4} more" if len(having) > 4 else ""
-            return f" {name} is an option of --{kind} {', '.join(having[:4])}{more}."
+        if of_others := _of_which(name, kind):
+            return of_others
     return f" {owner.__name__} has: {', '.join(option_names(owner))}."
 
 

@@ -204,7 +204,11 @@ def test_one_value_for_all_options_of_the_trainer() -> None:
         ),
         (
             "pools: Expected a <class 'tuple'>. Got value: {'all': 2}",
-            "pools: {'all': 2} is not a list. Type '[...]', with the brackets.",
+            "pools: {'all': 2} is not a list. Type '[{...}]', with the brackets.",
+        ),
+        (
+            "texts: Expected a <class 'tuple'>. Got value: {'User': 'you'}",
+            "texts: {'User': 'you'} is not a list. Type '[\"User: you\"]', with the brackets.",
         ),
         (
             "optimizer: Subclasses are disabled for OptimizerSpec, thus 'torch.optim.SGD' is not accepted as "
