@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import sys
 from collections.abc import Sequence
 from itertools import islice, pairwise
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import yaml  # type: ignore[import-untyped]
 
 from rlhf_lightning.names import FOLDERS, choices, class_path
-from rlhf_lightning.options import option_paths
+from rlhf_lightning.options import option_classes, option_paths
 from rlhf_lightning.other_systems import known_elsewhere
 from rlhf_lightning.yaml_files import read_yaml
 
@@ -104,8 +105,17 @@ def _class_options(value: dict[object, object], *, path: str, option: str) -> di
         raise ValueError(
             f"-c {path}: {option}: init_args has no options. Indent them below it, or leave it out."
         )
-    _check_dots(options, path)
+    module, _, name = str(named["class_path"]).rpartition(".")
+    _check_below(options, getattr(sys.modules.get(module), name, None), path)
     return named
+
+
+def _check_below(options: dict[object, object], owner: object, path: str) -> None:
+    """Refuse dots in names of a class's options, and of the options below them."""
+    _check_dots(options, path)
+    for name, inner in option_classes(owner).items():
+        if isinstance(below := options.get(name), dict):
+            _check_below(below, inner, path)
 
 
 def _read_mapping(path: str) -> dict[object, object]:

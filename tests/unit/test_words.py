@@ -25,6 +25,7 @@ def test_a_class_may_have_options_that_its_signature_does_not_name(tmp_path: Pat
     [
         "algo: grpo\nalgo.actor.epochs: 3\n",
         "algo: {class_path: grpo, init_args: {actor.epochs: 3}}\n",
+        "algo: {class_path: grpo, init_args: {actor: {optimizer.epochs: 3, optimizer: {lr: 1.0}}}}\n",
         "data: taskdata\ntrainer.epochs: 3\n",
     ],
 )
@@ -35,6 +36,8 @@ def test_an_option_with_dots_is_one_of_the_command_line(tmp_path: Path, text: st
         ValueError, match=rf"^-c {path}: \S+: dots are .* Write epochs below \S+, indented\.$"
     ):
         read_config(str(path))
+    path.write_text("algo: {class_path: grpo, init_args: {reward: {by_source: {gsm8k.main: length}}}}\n")
+    assert "gsm8k.main" in read_config(str(path))
 
 
 def test_signs_of_every_kind(tmp_path: Path) -> None:
