@@ -74,7 +74,8 @@ def test_options_that_documents_set_beside_those_of_others_are_there() -> None:
 
 NO_OPTIONS = (
     *("reward_model.ground_truth", "data_source", "completion", "messages", "margin"),  # columns of a row
-    *("SFTTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer", "GKDTrainer", "PeftModel"),
+    *("SFTTrainer", "DPOTrainer", "KTOTrainer", "RewardTrainer", "PeftModel"),
+    *("GKDTrainer", "DistillationTrainer"),
     *("accelerate", "one_step_off_policy"),  # a program, a recipe
     *("sft", "critic.", "reward."),  # a value, other beginnings of a name
 )
@@ -122,6 +123,10 @@ def test_defaults_that_differ_from_those_of_others_are_documented() -> None:
     assert f"SimPO** has `beta` {SimPO().loss.beta} and `gamma` {SimPO().loss.gamma} (TRL" in said
     assert f"`betas` 0.9, 0.95 (here {grpo.actor.optimizer.betas[1]})" in said
     assert f"LoRA's alpha 16 (here {LoRA(rank=8).alpha:.0f})" in said
+    assert f"and an alpha of {LoRA(rank=8).alpha:.0f} (verl: 16)" in said
+    taught = Distillation()
+    assert f"**Distillation** has `beta` {taught.loss.beta} and learns from the student's own answers" in said
+    assert (taught.given, taught.actor.sampling.temperature) == (0, 1.0)
     assert not LoRA(rank=8).target_modules
     assert "**LoRA** has adapters in all linear layers" in said
     assert "Of a run that begins with adapters the reference is the base model, as in verl (TRL: the" in said
