@@ -13,6 +13,10 @@ FOLDERS = {
     "data": "rlhf_lightning.data",
 }
 """Where the short names of each option are looked up."""
+_ROWS = (".jsonl", ".json", ".parquet", ".csv")
+"""How files of rows end, there or not."""
+_ENGINES = ("ddp", "fsdp", "deepspeed", "zero", "megatron")
+"""How names of strategies begin elsewhere that are engines here."""
 
 
 def class_path(option: str, name: str) -> str:
@@ -21,7 +25,7 @@ def class_path(option: str, name: str) -> str:
     Raises:
         ValueError: the name is unknown (the message lists the known), or it is that of a file.
     """
-    is_file = option == "data" and Path(name).is_file()
+    is_file = option == "data" and (Path(name).is_file() or name.endswith(_ROWS))
     if name.endswith(".py"):
         mine = f"{'.'.join(Path(name).with_suffix('').parts)}.Mine"
         raise ValueError(
@@ -35,9 +39,11 @@ def class_path(option: str, name: str) -> str:
     if is_file:
         raise ValueError(f"--data {name}: is a file. Type the kind too: --data promptdata --data.path {name}")
     typed = {cls.__name__.lower(): short for short, cls in known.items()} | {short: short for short in known}
-    near = get_close_matches(name.lower(), typed, n=1)
+    near = meant(*(typed[each] for each in get_close_matches(name.lower(), typed, n=1)))
+    if option == "strategy" and name.lower().startswith(_ENGINES):
+        near += " A strategy places models; --strategy.settings.engine fsdp, zero or megatron trains them."
     raise ValueError(
-        f"--{option} {name}: unknown.{meant(*(typed[each] for each in near))} Known: "
+        f"--{option} {name}: unknown.{near} Known: "
         f"{', '.join(sorted(known))}, or the class path of your own, such as my_package.my_module.Mine."
     )
 

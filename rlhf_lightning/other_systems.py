@@ -310,6 +310,7 @@ _HERE: dict[str, tuple[str, ...] | str] = {
         "layered_summon rollout.mode enable_chunked_prefill disable_log_stats"
     ): "vLLM computes within the devices' processes, and weights go there by themselves: leave it out.",
     "zero_stage": ("strategy.settings.zero.stage",),
+    "deepspeed": "Type --strategy.settings.engine zero --strategy.settings.zero.stage N.",
     "param_offload optimizer_offload deepspeed_enable_sleep ds.enable_sleep": ("strategy.offload",),
     "adam_offload": ("strategy.settings.zero.offload_optimizer",),
     "colocate_all colocate_all_models vllm_mode": _SHARING,

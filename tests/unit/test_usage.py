@@ -341,6 +341,14 @@ def test_a_short_name_that_is_nearly_right() -> None:
             class_path(option, name)
 
 
+def test_an_engine_in_place_of_a_strategy() -> None:
+    said = (
+        r"Did you mean deepspeed-chat\? A strategy places models; --strategy\.settings\.engine fsdp, zero or"
+    )
+    with pytest.raises(ValueError, match=said):
+        class_path("strategy", "deepspeed")
+
+
 def test_helpers_of_data_modules_are_no_choice() -> None:
     assert {name for name in choices("data") if not name.endswith("data")} == set()
 

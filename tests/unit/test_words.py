@@ -91,6 +91,10 @@ def test_a_file_of_the_name_of_a_kind_hides_it_not(tmp_path: Path, monkeypatch: 
     Path("rows").touch()
     with pytest.raises(ValueError, match="--data rows: is a file"):
         class_path("data", "rows")
+    with pytest.raises(
+        ValueError, match=r"--data no/rows\.jsonl: is a file\. Type the kind too: --data prompt"
+    ):
+        class_path("data", "no/rows.jsonl")
 
 
 @pytest.mark.parametrize("behind", ["", "--trainer.max_steps 3", "--strategy local"])
