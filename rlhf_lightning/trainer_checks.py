@@ -168,10 +168,11 @@ def check_batches(trainer: Trainer) -> None:
     """Refuse a training loader, a share or an interval that does not fit the batches of the data.
 
     Raises:
-        ValueError: the loader has no length, or is rows; a step takes the batches of one loader, and there
-            are several; a share is less than a batch; or an epoch has fewer iterations than lie between two
-            validations.
+        ValueError: there are no data; the loader has no length, or is rows; a step takes the batches of one
+            loader, and there are several; a share is less than a batch; or an epoch has fewer iterations than
+            lie between two validations.
     """
+    _check_given(trainer)
     _check_length(trainer)
     _check_several(trainer)
     _check_shares(trainer)
@@ -259,10 +260,29 @@ def _check_gradients(trainer: Trainer, training: TrainConfig) -> None:
         )
 
 
+def _check_given(trainer: Trainer) -> None:
+    """Refuse a run without data: Lightning would, with all models loaded.
+
+    Raises:
+        ValueError: neither a data module nor loaders were given.
+    """
+    task = "" if trainer.state.fn is None else trainer.state.fn.value
+    sources = {
+        "fit": trainer.fit_loop._data_source,
+        "validate": trainer.validate_loop._data_source,
+        "predict": trainer.predict_loop._data_source,
+    }
+    if task in sources and not sources[task].is_defined():
+        raise ValueError(
+            f"trainer.{task}: there are no data. Type trainer.{task}(..., datamodule=PromptData(path=...)), "
+            "or with another data module; TaskData() needs no file."
+        )
+
+
 def _check_length(trainer: Trainer) -> None:
     """Refuse a training loader without a length: Lightning takes a batch ahead, to find the last one."""
     source = trainer.fit_loop._data_source
-    if trainer.state.fn != "fit" or not trainer.limit_train_batches or not source.is_defined():
+    if trainer.state.fn != "fit" or not trainer.limit_train_batches:
         return
     for loader in _loaders(source).flattened:
         check_loader(cast("RLHFAlgorithm", trainer.lightning_module), loader)

@@ -62,6 +62,15 @@ def test_a_training_loader_that_nothing_reads(tmp_path: Path) -> None:
     trainer(Local(), tmp_path, limit_train_batches=0).fit(grpo(), DataLoader(Endless(), batch_size=2))
 
 
+def test_a_run_without_data(tmp_path: Path) -> None:
+    run = trainer(Local(), tmp_path)
+    for task, name in ((run.fit, "fit"), (run.validate, "validate"), (run.predict, "predict")):
+        with pytest.raises(
+            ValueError, match=rf"^trainer\.{name}: there are no data\. Type trainer\.{name}\("
+        ):
+            task(grpo())
+
+
 def test_a_data_set_in_place_of_a_loader(tmp_path: Path) -> None:
     """Lightning would take each row for a batch."""
     datasets = pytest.importorskip("datasets")
