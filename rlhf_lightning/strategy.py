@@ -32,6 +32,7 @@ from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.garbage import collect_rarely
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport
+from rlhf_lightning.loader_checks import check_loaders
 from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.output import keep_tables
 from rlhf_lightning.parallel import ParallelLayout, subgroups
@@ -212,6 +213,7 @@ class Strategy(SingleDeviceStrategy):
     def setup(self, trainer: Trainer) -> None:
         """Start the devices, build the roles on them, and hand the algorithm its handles."""
         check_start(self.algorithm)
+        check_loaders(trainer)
         resume.end_if_done(trainer)
         self._launch(self._called())
         if self._resume is not None:

@@ -10,7 +10,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from rlhf_lightning.controller.cluster import ResourcePool, num_devices, num_gpus
 from rlhf_lightning.field_types import check_names, check_types
-from rlhf_lightning.trainer_checks import check_batches
 from rlhf_lightning.workers import Actor
 from rlhf_lightning.workers.naming import naming_role
 
@@ -178,15 +177,13 @@ def _check_sleeping(strategy: Strategy, roles: Mapping[str, Role], pools: Sequen
 
 
 def check_start(algorithm: RLHFAlgorithm) -> None:
-    """Refuse models that a first run has trained, incomplete ones, and data that do not fit: `check_batches`.
+    """Refuse models that a first run has trained, and incomplete ones.
 
     Raises:
-        ValueError: the algorithm was trained here before, or a `setup` of its own has not completed it; or a
-            loader, a share or an interval does not fit.
+        ValueError: the algorithm was trained here before, or a `setup` of its own has not completed it.
     """
     _check_restart(algorithm)
     _check_set_up(algorithm)
-    check_batches(algorithm.trainer)
 
 
 def _check_restart(algorithm: RLHFAlgorithm) -> None:

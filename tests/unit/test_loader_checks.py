@@ -1,4 +1,4 @@
-"""Training loaders without a length, and rows in place of a loader, are refused before anything starts."""
+"""Loaders that cannot work, and rows in place of a loader, are refused before anything starts."""
 
 from __future__ import annotations
 
