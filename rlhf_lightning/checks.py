@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from rlhf_lightning.data import row_data, second_data
-from rlhf_lightning.data.record import are_messages
-from rlhf_lightning.data.tokenizer import highest_token, load_tokenizer, numbered_alike, reads
-from rlhf_lightning.data_checks import check_correction, check_texts, check_tokens
+from rlhf_lightning.data.tokenizer import load_tokenizer
+from rlhf_lightning.data_checks import is_own
 from rlhf_lightning.engines import (
     check_head,
     check_language,
@@ -18,17 +17,18 @@ from rlhf_lightning.engines import (
     check_packed,
     explaining_positions,
     has_tokenizer,
-    located,
     max_positions,
     num_tokens,
     padding_token,
 )
 from rlhf_lightning.field_types import check_names, check_types
+from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.optimizer import warn_of_slow_adapters
 from rlhf_lightning.options import factory
-from rlhf_lightning.rewards import PREFLIGHT_RESPONSE, Environment, preflight
+from rlhf_lightning.rewards import Environment, preflight
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec
-from rlhf_lightning.workers import Actor, Generator, Judge, Opponent, Reward, Role, reads_ids
+from rlhf_lightning.tokenizer_checks import check_tokenizers
+from rlhf_lightning.workers import Actor, Generator, Judge, Opponent, Reward, Role
 from rlhf_lightning.workers.naming import naming_judge, naming_role
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from rlhf_lightning.algorithm import RLHFAlgorithm
     from rlhf_lightning.data.rows import Row
-    from rlhf_lightning.workers.retelling import Retelling
 
 logger = logging.getLogger(__name__)
 
@@ -131,9 +130,7 @@ def check_roles(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
         _warn_of_rates(algorithm)
     check_models(algorithm, generates=generates)
     _check_opponents(algorithm)
-    check_texts(algorithm)
     check_tokenizers(algorithm)
-    check_tokens(algorithm)
     check_answers_fit(algorithm)
     check_environment(algorithm)
     check_correction(algorithm)
@@ -219,6 +216,26 @@ def check_answers_fit(algorithm: RLHFAlgorithm) -> None:
         )
 
 
+def check_correction(algorithm: RLHFAlgorithm) -> None:
+    """Refuse losses that compare two log-probabilities of drawn answers where there is only one.
+
+    A step of the user's own may compute another one for a loss of the user's own.
+
+    Raises:
+        ValueError: a loss reads both columns, and the actor does not recompute log-probabilities.
+    """
+    for name, loss in algorithm.loss_fields().items():
+        corrected = isinstance(loss, PolicyLoss) and loss.correction
+        both = {"log_probs", "rollout_log_probs"} <= {*loss.columns} and not algorithm.reads_only
+        makes_both = not corrected and is_own(type(algorithm).step)
+        if both and not makes_both and not algorithm.main_actor.recompute_log_probs:
+            whose = f"{name}.correction" if corrected else f"{name}={type(loss).__name__}"
+            raise ValueError(
+                f"{whose}: compares two log-probabilities of the answers, and there is one. "
+                "Try --algo.actor.recompute_log_probs true."
+            )
+
+
 def _check_stops(name: str, actor: Actor) -> None:
     """Refuse stop tokens that the model does not have."""
     size, stops = num_tokens(actor), actor.sampling.stop_token_ids
@@ -227,75 +244,6 @@ def _check_stops(name: str, actor: Actor) -> None:
             f"{name}.sampling.stop_token_ids={list(stops)}: the model has the tokens 0 to {size - 1}. Leave "
             f"{max(stops)} out."
         )
-
-
-def check_tokenizers(algorithm: RLHFAlgorithm) -> None:
-    """Refuse models that would read the actor's token ids, or it the data's, as other texts.
-
-    A judge of whole responses may have another tokenizer: responses are re-encoded for it, which is tried out
-    here on the data's messages. So may a role whose class says `own_tokens`, which is given texts.
-
-    Raises:
-        ValueError: the actor has another tokenizer than the data, or a model another than the actor, and its
-            texts cannot be re-encoded.
-    """
-    main, trainer = algorithm.main_model, algorithm.trainer
-    for part in filter(None, (row_data(trainer), second_data(trainer))):
-        if part.tokenizer is not None:
-            _check_data_tokenizer(f"{part.typed}.tokenizer", located(part.tokenizer), main)
-    for name, role in algorithm.roles().items():
-        if not role.path or role.own_tokens or reads_ids(role, of=main):
-            continue
-        retelling = role.retelling if isinstance(role, Judge) else None
-        if retelling is None:
-            raise ValueError(_misread(name, role, main))
-        _try_retelling(algorithm, f"{name}.path={role.path!r}", retelling)
-
-
-def _check_data_tokenizer(option: str, path: str, main: Role) -> None:
-    """Refuse rows whose token ids are other texts to the main model, or are none of its tokens."""
-    if path == main.path or not has_tokenizer(main):
-        return
-    if not reads(path, main.path, my_vocab=None, their_vocab=num_tokens(main)):
-        alike, total = numbered_alike(path, main.path)
-        raise ValueError(
-            f"{option}={path!r}: {main.path!r} would read these token ids, has {num_tokens(main)} tokens and "
-            f"knows {alike} of {total} by the same number. Leave {option} out: rows are then encoded for the "
-            "model."
-        )
-
-
-def _misread(name: str, role: Role, main: Role) -> str:
-    """The error for a model that cannot read the main model's token ids, and what to do about it."""
-    alike, total = numbered_alike(main.path, role.path)
-    highest, has = highest_token(main.path, vocab=num_tokens(main)), num_tokens(role)
-    over = f"; they go up to {highest}, and the model has {has} tokens" if has and highest >= has else ""
-    fix = "Take a model with the same tokenizer"
-    if isinstance(role, Reward) and role.scores_steps:
-        fix += ", or score whole responses (per_token outcome)"
-    elif not isinstance(role, Judge):
-        fix += ", own_tokens = True in its class where step makes its prompts of texts" * (role.head == "lm")
-        fix += f", or type --algo.{name}.path '' to begin with the weights of {main.path!r}"
-    return (
-        f"{name}.path={role.path!r}: reads the token ids of {main.path!r}, and its tokenizer knows {alike} "
-        f"of {total} by the same number{over}. {fix}."
-    )
-
-
-def _try_retelling(algorithm: RLHFAlgorithm, whose: str, retelling: Retelling) -> None:
-    """Render one example of each sequence of message roles in the data, as the judge will read it."""
-    data = row_data(algorithm.trainer)
-    rows = [] if data is None else [*data.train_rows, *data.held_out_rows]
-    of_roles = {
-        tuple(message["role"] for message in messages): messages
-        for row in rows
-        if are_messages(messages := row.get("prompt_messages"))
-    }
-    for messages in of_roles.values():
-        try:
-            retelling.rows([{"prompt_messages": messages}], [PREFLIGHT_RESPONSE], ended=[True])
-        except ValueError as err:
-            raise ValueError(f"{whose}: {err}") from err
 
 
 def check_judges(algorithm: RLHFAlgorithm) -> None:

@@ -11,11 +11,9 @@ from lightning.pytorch import LightningModule
 from rlhf_lightning.controller import Batch, Caller
 from rlhf_lightning.controller.block import Values
 from rlhf_lightning.data import RowData, TaskData, row_data, second_data
-from rlhf_lightning.data.tokenizer import highest_token, reads
-from rlhf_lightning.engines import has_tokenizer, num_tokens
-from rlhf_lightning.functional import PairwiseLoss, PolicyLoss, SFTLoss
+from rlhf_lightning.functional import PairwiseLoss, SFTLoss
 from rlhf_lightning.running import KLPenalty
-from rlhf_lightning.workers import Judge, ReadingActor
+from rlhf_lightning.workers import ReadingActor
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -54,7 +52,7 @@ def check_columns(algorithm: RLHFAlgorithm) -> None:
         own = " Where its step draws the other half of each pair, write `draws = True` in the class."
         raise ValueError(
             f"{name} learns from pairs, and {type(data).__name__} gives single rows. "
-            f"Try --data preferencedata, with the fields that it needs.{own * _is_own(type(algorithm).step)}"
+            f"Try --data preferencedata, with the fields that it needs.{own * is_own(type(algorithm).step)}"
         )
     missing = set(algorithm.needs) - set(data.columns)
     if missing:
@@ -64,57 +62,11 @@ def check_columns(algorithm: RLHFAlgorithm) -> None:
         )
     if algorithm.trainer.state.fn == "fit":
         _check_ptx(algorithm)
-    if not _is_own(type(algorithm).step):
+    if not is_own(type(algorithm).step):
         _check_margins(algorithm, data)
         if algorithm.trainer.state.fn == "fit":
             _check_penalties(algorithm, rows=data.batch_rows)
             _check_steps(algorithm, data)
-
-
-def check_correction(algorithm: RLHFAlgorithm) -> None:
-    """Refuse losses that compare two log-probabilities of drawn answers where there is only one.
-
-    A step of the user's own may compute another one for a loss of the user's own.
-
-    Raises:
-        ValueError: a loss reads both columns, and the actor does not recompute log-probabilities.
-    """
-    for name, loss in algorithm.loss_fields().items():
-        corrected = isinstance(loss, PolicyLoss) and loss.correction
-        both = {"log_probs", "rollout_log_probs"} <= {*loss.columns} and not algorithm.reads_only
-        makes_both = not corrected and _is_own(type(algorithm).step)
-        if both and not makes_both and not algorithm.main_actor.recompute_log_probs:
-            whose = f"{name}.correction" if corrected else f"{name}={type(loss).__name__}"
-            raise ValueError(
-                f"{whose}: compares two log-probabilities of the answers, and there is one. "
-                "Try --algo.actor.recompute_log_probs true."
-            )
-
-
-def check_tokens(algorithm: RLHFAlgorithm) -> None:
-    """Refuse rows with tokens that the main model has no embeddings for: some engines would make numbers up.
-
-    Its tokenizer may have more tokens than it: Gemma 3's smallest model has none for images.
-    """
-    main = algorithm.main_model
-    size = num_tokens(main)
-    if size is None or not has_tokenizer(main) or highest_token(main.path, vocab=None) < size:
-        return
-    for part in filter(None, (row_data(algorithm.trainer), second_data(algorithm.trainer))):
-        part.check_tokens(size)
-
-
-def check_texts(algorithm: RLHFAlgorithm) -> None:
-    """Refuse a judge's tokenizer that makes other texts of the answers than the main model's."""
-    main = algorithm.main_model
-    for name, role in algorithm.roles().items():
-        if not isinstance(role, Judge) or role.tokenizer == main.path or not has_tokenizer(main):
-            continue
-        if not reads(main.path, role.tokenizer, my_vocab=num_tokens(main), their_vocab=None):
-            raise ValueError(
-                f"{name}.tokenizer={role.tokenizer!r}: it makes other texts of the ids of {main.path!r}. "
-                f"Take one that numbers tokens as that does, or leave {name}.tokenizer out."
-            )
 
 
 def refusing_draws(algorithm: RLHFAlgorithm, callers: Mapping[str, Caller]) -> Mapping[str, Caller]:
@@ -141,7 +93,7 @@ def rows_of(algorithm: RLHFAlgorithm, batch: Mapping[str, Values]) -> Batch:
         TypeError: it has no columns.
     """
     given: object = batch  # a plain DataLoader may yield anything
-    if isinstance(given, Mapping) and not _is_own(type(algorithm).step):
+    if isinstance(given, Mapping) and not is_own(type(algorithm).step):
         _check_encoded(algorithm, given, what="a batch")
     return Batch.of(batch)
 
@@ -213,7 +165,7 @@ def check_imitable(algorithm: RLHFAlgorithm, stage: str) -> None:
         )
 
 
-def _is_own(step: Callable[..., object]) -> bool:
+def is_own(step: Callable[..., object]) -> bool:
     """Whether the user wrote a `step`, which may make columns, and read what the algorithms here do not."""
     return not step.__module__.startswith(f"{__package__}.")
 
@@ -273,7 +225,7 @@ def _check_ptx(algorithm: RLHFAlgorithm) -> None:
             f"{ptx.marks_bad}: the bad ones too. Try --data.ptx rlhf_lightning.data.CompletionData, "
             "with --data.ptx.response_field chosen where rows have pairs."
         )
-    if ptx is not None and not reads and not _is_own(type(algorithm).step):
+    if ptx is not None and not reads and not is_own(type(algorithm).step):
         advice = "Type --algo.ptx_loss.coef 0.1" if loss else "Type the class of data.main as --data"
         logger.warning("data.ptx: %s does not learn from these rows. %s.", name, advice)
 
