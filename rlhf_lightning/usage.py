@@ -215,7 +215,7 @@ def _suggestion_of_command(option: str, owners: Mapping[str, type]) -> str:
         if isinstance(here, str):
             return f" {_of_model(here, owners.get('algo'), kind='algo')}"
         had = [path for path in here if _has(path, owners)][:1]
-        of_others = [_of_which(path.removeprefix("algo."), "algo") for path in here]
+        of_others = [_of_which(path.removeprefix("algo."), "algo", prefix="--algo.") for path in here]
         if not had and "algo" in owners and any(of_others):
             return "".join(of_others)
         return meant(*(f"--{path}" for path in had or here))
@@ -268,11 +268,11 @@ def _has(path: str, owners: Mapping[str, type]) -> bool:
     return rest in option_paths(owners.get(kind))
 
 
-def _of_which(path: str, kind: str) -> str:
+def _of_which(path: str, kind: str, *, prefix: str = "") -> str:
     """Which classes of a kind have an option, as a sentence; empty where none has."""
     having = [short for short, cls in choices(kind).items() if path in option_paths(cls)]
     more = f" and {len(having) - 4} more" if len(having) > 4 else ""
-    return f" {path} is an option of --{kind} {', '.join(having[:4])}{more}." if having else ""
+    return f" {prefix}{path} is an option of --{kind} {', '.join(having[:4])}{more}." if having else ""
 
 
 def _suggestion_of_class(option: str, owner: type) -> str:

@@ -264,9 +264,9 @@ def test_an_option_of_ones_own_goes_first() -> None:
 
 def test_an_option_that_the_algorithm_lacks_is_told_of_those_that_have_it() -> None:
     kl, _, loss = told("beta", SFT).split(" more. ")
-    assert kl.startswith("policy_loss.kl_coef is an option of --algo cispo, ")
-    assert loss == "loss.beta is an option of --algo dpo, kto, distillation, onlinedpo and 1 more."
-    assert told("critic.optim.lr", GRPO) == "critic.optimizer.lr is an option of --algo ppo, saferlhf."
+    assert kl.startswith("--algo.policy_loss.kl_coef is an option of --algo cispo, ")
+    assert loss == "--algo.loss.beta is an option of --algo dpo, kto, distillation, onlinedpo and 1 more."
+    assert told("critic.optim.lr", GRPO) == "--algo.critic.optimizer.lr is an option of --algo ppo, saferlhf."
 
 
 def test_what_is_counted_is_said() -> None:
