@@ -38,7 +38,7 @@ from rlhf_lightning.checkpoint import FULL
 from rlhf_lightning.commands import COMMANDS
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.connection import TERMINATED
-from rlhf_lightning.names import FOLDERS, choices, class_path
+from rlhf_lightning.names import FOLDERS, choices, class_path, imported
 from rlhf_lightning.options import option_names
 from rlhf_lightning.output import check_output, leaves_files, whole
 from rlhf_lightning.recipe import option_errors
@@ -352,9 +352,8 @@ class CommandLine(LightningCLI):
 
 def _chosen(words: Sequence[str], option: str) -> dict[str, type]:
     """The class of an algorithm or a strategy, by its option; empty where none was chosen or imported."""
-    module, _, name = chosen(words, option).rpartition(".")
-    found = getattr(sys.modules.get(module), name, None)
-    return {option: found} if isinstance(found, type) else {}
+    found = imported(chosen(words, option))
+    return {option: found} if found else {}
 
 
 def _is_about_run(record: logging.LogRecord) -> bool:

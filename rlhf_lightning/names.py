@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -46,6 +47,13 @@ def class_path(option: str, name: str) -> str:
         f"--{option} {name}: unknown.{near} Known: "
         f"{', '.join(sorted(known))}, or the class path of your own, such as my_package.my_module.Mine."
     )
+
+
+def imported(path: str) -> type | None:
+    """The class of a class path; None where its module is not imported, or has no such class."""
+    module, _, name = path.rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    return found if isinstance(found, type) else None
 
 
 def meant(*names: str) -> str:

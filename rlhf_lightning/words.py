@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 import json
 import re
-import sys
 from collections.abc import Sequence
 from itertools import islice, pairwise
 from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
-from rlhf_lightning.names import FOLDERS, choices, class_path
+from rlhf_lightning.names import FOLDERS, choices, class_path, imported
 from rlhf_lightning.options import option_classes, option_paths
 from rlhf_lightning.other_systems import known_elsewhere
 from rlhf_lightning.yaml_files import read_yaml
@@ -52,6 +51,11 @@ def read_config(path: str) -> str:
             value = {"class_path": value}
         if isinstance(value, dict) and "class_path" in value:
             content[option] = _class_options(value, path=path, option=option)
+    trainer = content.get("trainer")
+    for name in ("callbacks", "logger"):
+        given = trainer.get(name) if isinstance(trainer, dict) else None
+        for each in given if isinstance(given, list) else [given]:
+            _check_beside(each, path, f"trainer.{name}")
     return _as_json(content)
 
 
@@ -95,19 +99,25 @@ def _class_options(value: dict[object, object], *, path: str, option: str) -> di
         ValueError: the name of the class is unknown, or options stand at another level.
     """
     named = value | {"class_path": class_path(option, str(value["class_path"]))}
-    if beside := sorted(map(str, value.keys() - set(_FORM))):
-        raise ValueError(
-            f"-c {path}: {option}: {', '.join(beside)}: write options of a class under init_args, beside "
-            "class_path."
-        )
+    _check_beside(value, path, option)
     options = value.get("init_args", {})
     if not isinstance(options, dict):
         raise ValueError(
             f"-c {path}: {option}: init_args has no options. Indent them below it, or leave it out."
         )
-    module, _, name = str(named["class_path"]).rpartition(".")
-    _check_below(options, getattr(sys.modules.get(module), name, None), path)
+    _check_below(options, imported(str(named["class_path"])), path)
     return named
+
+
+def _check_beside(value: object, path: str, option: str) -> None:
+    """Refuse options that stand beside the class that they are of, and not under init_args."""
+    if not isinstance(value, dict) or "class_path" not in value:
+        return
+    if beside := sorted(map(str, value.keys() - {*_FORM})):
+        raise ValueError(
+            f"-c {path}: {option}: {', '.join(beside)}: write options of a class under init_args, beside "
+            "class_path."
+        )
 
 
 def _check_below(options: dict[object, object], owner: object, path: str) -> None:

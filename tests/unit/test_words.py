@@ -123,6 +123,10 @@ def test_an_option_without_a_value(behind: str) -> None:
         ("algo:\nclass_path: grpo\ninit_args:\n  epochs: 2\n", "class_path stands outside .* Indent it"),
         ("algo:\n  class_path: grpo\n  init_args:\nepochs: 2\n", "algo: init_args has no options"),
         ("algo:\n  class_path: grpo\n  init_args: 3\n", "algo: init_args has no options"),
+        (
+            "trainer:\n  callbacks:\n  - class_path: EarlyStopping\n    monitor: val/reward\n",
+            "trainer.callbacks: monitor: write options of a class under init_args",
+        ),
     ],
 )
 def test_slips_of_indentation(tmp_path: Path, text: str | bytes, message: str) -> None:
