@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, cast
 
+import lightning.pytorch as pl
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from tensordict import TensorDict
 
 from rlhf_lightning.algos import GRPO
+from rlhf_lightning.commands import export
 from rlhf_lightning.controller import Batch, Metrics, Worker
 from rlhf_lightning.controller.register import methods_of
 from rlhf_lightning.data import PromptData, TaskData, load_tokenizer
@@ -149,6 +152,18 @@ def test_held_out_scores_of_each_data_source(tmp_path: Path) -> None:
     run = trainer(Local(), tmp_path, limit_val_batches=None)
     (found,) = run.validate(algorithm, datamodule=data, verbose=False)
     assert (found["val/a"], found["val/b"], found["val/reward"]) == (1.75, 3.0, 2.0)
+
+
+def test_a_model_is_written_as_a_checkpoint_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    kind = cast(type[Callback], run_documented("class Exports(pl.Callback)", names={"pl": pl})["Exports"])
+    algorithm = GRPO(actor=Actor(sampling=Sampling(max_new_tokens=2)), reward=Reward(functions=peers))
+    callbacks = [kind(), ModelCheckpoint(".", filename="saved")]
+    run = trainer(Local(), tmp_path, callbacks=callbacks, enable_checkpointing=True)
+    run.fit(algorithm, datamodule=TaskData(batch_size=2))
+    export.run(["saved.ckpt", "exported"])
+    written, exported = (Path(name, "model.safetensors") for name in ("runs/models/step-1", "exported"))
+    assert written.read_bytes() == exported.read_bytes()
 
 
 @dataclass(frozen=True, kw_only=True)
