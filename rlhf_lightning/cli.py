@@ -22,7 +22,7 @@ from jsonargparse._actions import _ActionConfigLoad
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint, RichProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import LightningEnum
@@ -235,6 +235,9 @@ class CommandLine(LightningCLI):
         self.trainer = self.instantiate_trainer(strategy=strategy, accelerator="cpu", devices=1)
         self._show_progress(own)
         self._let_wandb_go_on()
+        if self.subcommand == "fit":
+            end = LambdaCallback(teardown=lambda *_, stage: self._say_end())
+            self.trainer.callbacks.append(end)  # type: ignore[attr-defined]
         if options.get("enable_checkpointing") is not False:
             self._keep_last_checkpoint(own)
         if path := self._get(self.config_init, "trace"):
@@ -276,7 +279,7 @@ class CommandLine(LightningCLI):
             self.config_init[self.subcommand]["ckpt_path"] = None
         self._check_slurm_checkpoint()
 
-    def after_fit(self) -> None:
+    def _say_end(self) -> None:
         """Say what stopped the run early, where the newest checkpoint is, and how its model is exported."""
         sys.stderr.write("".join(f"rlhf: {said}\n" for said in early_stops(self.trainer)))
         done = self.trainer.global_step
