@@ -56,7 +56,7 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "lr_warmup_steps": (
         "Type --algo.actor.optimizer.warmup_steps N, which counts optimizer steps; verl counts iterations."
     ),
-    "warmup_ratio lr_warmup_ratio lr_warmup_steps_ratio": (
+    "warmup_ratio lr_warmup_ratio lr_warmup_steps_ratio warmup_steps_ratio": (
         "Count the optimizer steps: --algo.actor.optimizer.warmup_steps N."
     ),
     "min_lr_ratio": _trained("optimizer.min_lr_ratio"),
@@ -72,7 +72,7 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "optim.total_training_steps": _trained("optimizer.total_steps"),
     "max_grad_norm max_norm grad_clip clip_grad": _trained("optimizer.grad_clip"),
     "optim": "Every model is trained with AdamW, with options such as --algo.actor.optimizer.lr.",
-    "model model_name_or_path pretrain sft_model_path model.path": _trained("path"),
+    "model model_name_or_path pretrain sft_model_path model.path partial_pretrain": _trained("path"),
     "ref_model": ("algo.reference.path",),
     "teacher_model_name_or_path teacher_model": ("algo.teacher.path",),
     "lmbda": "Type --algo.given G, which is 1 - lmbda: the share of iterations of given answers.",
@@ -133,7 +133,7 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     (
         "per_device_train_batch_size gradient_accumulation_steps micro_train_batch_size "
         "micro_batch_size micro_rollout_batch_size ppo_micro_batch_size "
-        "ppo_micro_batch_size_per_gpu log_prob_micro_batch_size_per_gpu"
+        "ppo_micro_batch_size_per_gpu log_prob_micro_batch_size_per_gpu micro_batch_size_per_gpu"
     ): _MICRO_BATCHES,
     "num_mini_batches": (
         "Type --algo.mini_batch_size N, the answers of a step: those of an iteration / num_mini_batches."
@@ -209,7 +209,7 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "simpo_gamma": ("algo.loss.gamma",),
     "desirable_weight desirable_loss_weight": ("algo.loss.desirable_weight",),
     "undesirable_weight undesirable_loss_weight": ("algo.loss.undesirable_weight",),
-    "assistant_only_loss multiturn": ("data.every_answer",),
+    "assistant_only_loss multiturn.*": ("data.every_answer",),
     "completion_only_loss": "The answer is learned, never the prompt: leave it out.",
     "critic_warmup freezing_actor_steps freezing_steps": ("algo.critic_warmup_steps",),
     "dataset_name train_dataset train_files prompt_data prompt_dataset dataset": ("data.path",),
@@ -225,7 +225,11 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "data_seed": ("data.seed",),
     "shuffle_dataset": ("data.shuffle",),
     "dataloader_num_workers": ("data.num_workers",),
-    "output_key": ("data.response_field",),
+    "output_key response_key multiturn.messages_key": ("data.response_field",),
+    "prompt_dict_keys response_dict_keys": (
+        "Type both names with a dot between them, such as --data.prompt_field extra_info.question "
+        "--data.response_field extra_info.answer."
+    ),
     "label_key": ("data.answer_field",),
     "apply_chat_template": ("data.chat_template",),
     "chat_template_kwargs.* apply_chat_template_kwargs.*": ("data.chat_template_options",),
@@ -240,7 +244,9 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "truncation filter_overlong_prompts": (
         "Rows with more tokens than --data.max_prompt_tokens are dropped, and counted."
     ),
-    "packing packing_strategy packing_samples use_remove_padding": "Nothing is padded: leave it out.",
+    "packing packing_strategy packing_samples eval_packing padding_free use_remove_padding": (
+        "Nothing is padded: leave it out."
+    ),
     (
         "use_dynamic_bsz use_dynamic_batch ppo_max_token_len_per_gpu log_prob_max_token_len_per_gpu "
         "dynamic_batch_enable max_tokens_per_gpu train_max_tokens_per_gpu"
@@ -333,7 +339,7 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     (
         "hybrid_engine attn_implementation use_fused_kernels balance_batch log_prob_use_dynamic_bsz "
         "return_raw_chat use_reward_loop dataset_num_proc filter_overlong_prompts_workers "
-        "precompute_ref_log_probs"
+        "precompute_ref_log_probs balance_dp_token average_tokens_across_devices"
     ): _NOTHING,
     "tensor_model_parallel_size": ("strategy.parallel.t",),
     "pipeline_model_parallel_size": ("strategy.parallel.p",),

@@ -105,6 +105,26 @@ def test_options_of_the_tables_are_answered_with_options(typed: str) -> None:
         assert set(options) <= known, (name, told)
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("model.partial_pretrain", "Did you mean --algo.actor.path?"),
+        ("data.response_key", "Did you mean --data.response_field?"),
+        ("data.multiturn.messages_key", "Did you mean --data.response_field?"),
+        ("data.multiturn.enable", "Did you mean --data.every_answer?"),
+        ("data.prompt_dict_keys", "Type both names with a dot between them, such as --data.prompt_field"),
+        ("data.micro_batch_size_per_gpu", "Micro-batches are counted in tokens, --strategy.settings."),
+        ("data.balance_dp_token", "There is nothing to set: leave it out."),
+        ("optim.warmup_steps_ratio", "Count the optimizer steps: --algo.actor.optimizer.warmup_steps N."),
+        ("padding_free", "Nothing is padded: leave it out."),
+    ],
+)
+def test_options_of_other_sft_trainers_are_answered(option: str, said: str) -> None:
+    parts = {"algo": SFT, "data": CompletionData, "trainer": Trainer}
+    told = option_error(f"unrecognized arguments: --{option} 1", parts)
+    assert f"--{option} 1. {said}" in told
+
+
 def test_defaults_that_differ_from_those_of_others_are_documented() -> None:
     ppo, grpo = PPO(), GRPO()
     said = " ".join(DIFFERENT.split())
