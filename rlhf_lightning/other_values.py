@@ -64,9 +64,13 @@ _HERE: dict[str, dict[str, str]] = {
             "the N of sampling.max_new_tokens."
         ),
         "gspo cispo simpo": "Type --algo {}.",
-        "nll kto": "It is the loss of --algo sft and kto: leave it out.",
+        "nll chunked_nll kto": "It is the loss of --algo sft and kto: leave it out.",
         "sigmoid_norm": "Type --algo.loss.length_average true.",
         "apo_zero_unpaired": "Type --algo kto --algo.loss.baseline false.",
+        (
+            "dft sapo luspo vespo exo_pair nca_pair bco_pair sppo_hard aot aot_unpaired apo_zero apo_down "
+            "discopop"
+        ): "There is no such loss here; docs/own_losses.md says how to write one.",
     },
     "scale_rewards norm_adv_by_std_in_grpo scale": {
         "group true": "Type --algo.scale std.",

@@ -94,6 +94,7 @@ def test_an_option_of_the_critic_stays_one(option: str, here: str) -> None:
         ("--loss_type apo_zero_unpaired", "Type --algo kto --algo.loss.baseline false."),
         ("--loss_type simpo", "Type --algo simpo."),
         ("--loss_type nll", "It is the loss of --algo sft and kto: leave it out."),
+        ("--loss_type exo_pair", "There is no such loss here; docs/own_losses.md says how to write one."),
         ("--loss-type=bnpo", "Type --algo.policy_loss.aggregation token-mean."),
         ("--scale_rewards False", "Type --algo.scale none."),
         ("--bf16 true", "Type --algo.actor.dtype bfloat16."),
