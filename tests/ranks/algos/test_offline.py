@@ -143,7 +143,7 @@ def test_each_mini_batch_is_a_step(name: str, model: str, rows: str) -> None:
     assert round(numbers[f"{role}/lr"] * 1e8) == 3
 
 
-@pytest.mark.parametrize("name", ["reward", "dpo", "simpo", "kto"])
+@pytest.mark.parametrize("name", ["reward", "cost", "dpo", "simpo", "kto"])
 def test_held_out_rows_are_measured_without_a_fit(name: str, model: str, rows: str, tmp_path: Path) -> None:
     unpaired = UnpairedData(path=rows, batch_size=NUM_ROWS - 2, val_rows=2)
     data = unpaired if name == "kto" else pairs(rows)

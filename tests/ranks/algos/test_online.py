@@ -274,8 +274,20 @@ def test_the_better_of_two_answers_comes_first_and_ties_are_left_out() -> None:
     assert metrics.fetch()["response/ties"] == pytest.approx(1 / 3)
 
 
+class Paired(algos.OnlineDPO):
+    """Keeps the prompts of what is compared."""
+
+    def pair(self, batch: Batch) -> tuple[Batch, Metrics]:
+        """As OnlineDPO does."""
+        self.first, self.second = batch["prompt_ids"].view(-1, 2, batch["prompt_ids"].shape[1]).unbind(1)
+        return super().pair(batch)
+
+
 def test_ties_alone_teach_nothing(model: str) -> None:
-    kept = run(make("OnlineDPO", model, reward=Reward(functions=f"{__name__}.one")), data(), steps=1)
+    actor = Actor(path=model, sampling=Sampling(max_new_tokens=6))
+    algorithm = Paired(actor=actor, reward=Reward(functions=f"{__name__}.one"))
+    kept = run(algorithm, data(), steps=1)
+    assert torch.equal(algorithm.first, algorithm.second), "two answers to each prompt"
     assert kept.numbers[0]["response/ties"] == 1
     assert "dpo/loss" not in kept.numbers[0]
     assert moved(dict(kept.weights["actor"]), dict(kept.fresh["actor"])) == 0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlhf_lightning.algos import DAPO, GRPO, PPO, RLOO, OnlineDPO, ReinforcePP, ReMax, SafeRLHF
+from rlhf_lightning.algos import DAPO, GRPO, GSPO, PPO, RLOO, OnlineDPO, ReinforcePP, ReMax, SafeRLHF
 from rlhf_lightning.functional import Overlong
 from rlhf_lightning.running import KLPenalty, Scaling
 from rlhf_lightning.spec import Sampling
@@ -76,6 +76,15 @@ SAME = r"with actor\.sampling\.temperature=0: .* the same answer"
 def test_what_no_estimator_takes_is_refused_at_once(make: Callable[[], object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         make()
+
+
+def test_a_ratio_of_whole_answers_takes_no_rounded_log_probs() -> None:
+    with pytest.raises(ValueError, match=r"^GSPO with actor\.dtype=bfloat16: .*recompute_log_probs true\.$"):
+        GSPO(actor=Actor(dtype="bfloat16")).setup("fit")
+    for actor in (Actor(), GSPO(actor=Actor(dtype="bfloat16", recompute_log_probs=True)).actor):
+        with pytest.raises(RuntimeError, match="not attached to a `Trainer`"):  # so far it got
+            GSPO(actor=actor).setup("fit")
+    assert GSPO().actor.recompute_log_probs
 
 
 def test_what_keeps_more_than_the_likeliest_token_is_taken() -> None:
