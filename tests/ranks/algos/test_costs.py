@@ -9,12 +9,15 @@ import pytest
 import torch
 
 from rlhf_lightning.algos import SafeRLHF
+from rlhf_lightning.callbacks import SampleTable
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import PromptData, TaskData
 from rlhf_lightning.functional import LagrangianEstimator
 from rlhf_lightning.running import KLPenalty
 from rlhf_lightning.spec import OptimizerSpec, Sampling
+from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Cost, Critic, Reward
+from tests.unit.algos.short import trainer
 from tests.unit.algos.small import run, write_rows
 
 FAST = OptimizerSpec(lr=1e-3)
@@ -93,3 +96,11 @@ def test_a_critic_of_costs_learns_costs(model: str) -> None:
     assert [numbers[f"{name}/returns"] for name in ("critic", "cost_critic")] == pytest.approx([3, 1])
     held_out = algorithm.trainer.callback_metrics
     assert [float(held_out[f"val/{name}"]) for name in ("reward", "cost")] == pytest.approx([3, 1])
+
+
+def test_held_out_answers_are_explained_and_do_not_move_the_weight(model: str, tmp_path: Path) -> None:
+    algorithm, table = noting(model, "one"), SampleTable(per_token=True)
+    fitting = trainer(Local(), tmp_path, limit_val_batches=1, callbacks=[table])
+    fitting.fit(algorithm, datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=2))
+    steered = math.exp(0.1)
+    assert algorithm.weighed == pytest.approx([1, steered, steered]), "before the iteration, in it, after it"

@@ -74,6 +74,7 @@ def test_each_step_of_an_epoch_learns_text_of_its_own(
 
     def noting(self: Actor, rows: TensorDict, **options: object) -> dict[str, float]:
         if isinstance(options["loss"], SFTLoss):
+            assert options["temperature"] == 1
             learned.append(rows["response_ids"])
         return accumulate(self, rows, **options)  # type: ignore[arg-type]
 
