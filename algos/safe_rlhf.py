@@ -95,7 +95,7 @@ class SafeRLHF(PPO):
 
     def explain(self, batch: Batch) -> Batch:
         """Add per-token divergence, values and advantages."""
-        return super().explain(batch | self.compute_cost_values(batch) | self.cost.compute_cost(batch))
+        return super().explain(batch | self.compute_cost_values(batch))
 
     def evaluate(self, batch: Batch) -> Batch:
         """Count the cost of greedy answers too."""
