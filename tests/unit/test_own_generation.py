@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tensordict import TensorDict
 
-from rlhf_lightning.algos import GRPO, SFT
+from rlhf_lightning.algos import GRPO, SFT, RewardModel
 from rlhf_lightning.controller import MICRO_DP, register
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.rewards import Environment
@@ -105,3 +105,7 @@ def test_who_reads_answers_generates_with_the_actor_itself(tmp_path: Path) -> No
     strategy = OpenRLHF()
     strategy.connect(SFT(actor=Registered()))
     assert [*strategy.models()] == ["actor"]
+    for algorithm in (SFT(actor=Answering()), RewardModel()):
+        pipelined = Pipelined()
+        pipelined.connect(algorithm)
+        pipelined.refuse_whole_answers(instead="another")

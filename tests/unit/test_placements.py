@@ -270,6 +270,11 @@ def test_no_role_takes_the_place_of_one_of_the_algorithms(strategy: Strategy) ->
     prepare(Standalone(), Adversarial())
 
 
+def test_a_batch_in_one_part_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^strategy\.parts=1: .* Try 8, or --strategy openrlhf\.$"):
+        Pipelined(parts=1)
+
+
 def test_nemo_aligner_generates_as_it_trains() -> None:
     strategy = NeMoAligner(parallel=Sizes(p=2, t=4))
     assert strategy.parallel == Parallel3D(p=2, t=4, generate=Generation(2, 4))

@@ -40,7 +40,7 @@ def test_models_are_divided_and_what_has_no_layers_or_only_answers_is_not(path: 
 
 
 def test_a_number_of_devices_that_does_not_divide_is_refused(path: str) -> None:
-    for devices, fitting in ((3, 2), (1, 2)):
+    for devices, fitting in ((5, 4), (1, 2)):
         message = (
             f"^{OPTION}: 2 does not divide the {devices} devices of actor. Try {fitting} devices for it."
         )
@@ -80,9 +80,8 @@ def test_copies_count_groups_of_tensor_ranks(path: str) -> None:
 
 def test_a_strategy_with_layouts_of_its_own_refuses_it(path: str) -> None:
     layout = Auto(settings=SETTINGS).layout(Actor(path=path), "actor", 2)
-    with pytest.raises(
-        ValueError, match=f"{OPTION} with train p=1, t=1: the strategy divides the models itself"
-    ):
+    said = f"{OPTION} with train p=1, t=1: the strategy divides the models itself. Try tensor=1 here, or"
+    with pytest.raises(ValueError, match=said):
         Actor(path=path).check_layout(layout, SETTINGS)
     Actor(path=path).check_layout(layout, replace(SETTINGS, engine="megatron"))
 
