@@ -71,7 +71,7 @@ def _check_length(trainer: Trainer) -> None:
 
 
 def _check_several(trainer: Trainer) -> None:
-    """Refuse several loaders for a step that takes the batches of one: Lightning would, with models loaded."""
+    """Refuse several loaders for a step that takes one: Lightning would, with models loaded."""
     kind, name = ("predict", "predict_step") if trainer.predicting else ("val", "validation_step")
     source = _source(trainer, kind)
     if row_data(trainer) or not getattr(trainer, f"limit_{kind}_batches") or not source.is_defined():

@@ -212,7 +212,11 @@ class RayTransport(Transport):
 
 
 def _refuse_past(futures: Sequence[RayFuture]) -> None:
-    """Refuse what an earlier run has made: Ray would start anew to look for it."""
+    """Refuse what an earlier run has made: Ray would start anew to look for it.
+
+    Raises:
+        WorkerError: one is of a run that is over.
+    """
     if any(future.transport.closed for future in futures):
         raise WorkerError(
             "the run is over, and its columns went with its devices: read them within step, or keep "
