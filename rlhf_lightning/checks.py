@@ -128,12 +128,12 @@ def check_roles(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
     """
     if algorithm.trainer.state.fn == "fit":
         _warn_of_rates(algorithm)
-    check_models(algorithm, generates=generates)
+    _check_models(algorithm, generates=generates)
     _check_opponents(algorithm)
     check_tokenizers(algorithm)
-    check_answers_fit(algorithm)
-    check_environment(algorithm)
-    check_correction(algorithm)
+    _check_answers_fit(algorithm)
+    _check_environment(algorithm)
+    _check_correction(algorithm)
 
 
 def _warn_of_rates(algorithm: RLHFAlgorithm) -> None:
@@ -142,7 +142,7 @@ def _warn_of_rates(algorithm: RLHFAlgorithm) -> None:
     warn_of_slow_adapters(roles, usual)
 
 
-def check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
+def _check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
     """Refuse models that are missing or damaged, or too short for the rows.
 
     Args:
@@ -195,7 +195,7 @@ def _check_opponents(algorithm: RLHFAlgorithm) -> None:
             )
 
 
-def check_answers_fit(algorithm: RLHFAlgorithm) -> None:
+def _check_answers_fit(algorithm: RLHFAlgorithm) -> None:
     """Refuse a `vllm.max_model_len` that is too short for the longest prompt and its answer."""
     data, main, strategy = row_data(algorithm.trainer), algorithm.main_model, algorithm.strategy
     if data is None or not isinstance(main, Actor):
@@ -216,7 +216,7 @@ def check_answers_fit(algorithm: RLHFAlgorithm) -> None:
         )
 
 
-def check_correction(algorithm: RLHFAlgorithm) -> None:
+def _check_correction(algorithm: RLHFAlgorithm) -> None:
     """Refuse losses that compare two log-probabilities of drawn answers where there is only one.
 
     A step of the user's own may compute another one for a loss of the user's own.
@@ -313,7 +313,7 @@ def check_validation(algorithm: RLHFAlgorithm) -> None:
         _ = algorithm.main_reward
 
 
-def check_environment(algorithm: RLHFAlgorithm) -> None:
+def _check_environment(algorithm: RLHFAlgorithm) -> None:
     """Try environments, of actors or for single calls, on the first rows, and on the first held-out rows.
 
     Raises:
