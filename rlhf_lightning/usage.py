@@ -225,6 +225,8 @@ def _suggestion_of_command(option: str, owners: Mapping[str, type]) -> str:
 def _suggestion_of_part(option: str, owners: Mapping[str, type]) -> str:
     """What an unknown option of the command was meant to be, by the group that it begins with."""
     first, _, rest = option.partition(".")
+    if rest in _OWN:
+        return meant(f"--{rest}")
     classes = [*owners.items(), *((kind, cls) for kind in FOLDERS for cls in choices(kind).values())]
     if having := [(prefix, cls) for prefix, cls in classes if first in option_names(cls)]:
         if whole := [prefix for prefix, cls in having if option in option_paths(cls)]:
@@ -235,7 +237,9 @@ def _suggestion_of_part(option: str, owners: Mapping[str, type]) -> str:
         return _suggestion_of_class(rest, owners[first])
     if rest and first in FOLDERS:
         return f" No class has it; rlhf fit --{first}.help NAME lists the options of one."
-    return meant(*get_close_matches(first, [*FOLDERS, *owners, *_OWN], n=1, cutoff=0.8)) or " Try --help."
+    known = [*FOLDERS, *owners, *_OWN]
+    begun = [name for name in known if name.startswith(first)][:1]
+    return meant(*(begun or get_close_matches(first, known, n=1, cutoff=0.8))) or " Try --help."
 
 
 def _is_option(option: str, owners: Mapping[str, type]) -> bool:
@@ -323,7 +327,9 @@ def _similar(option: str, owner: type, *, here: Sequence[str], kind: str) -> lis
     """
     typed = option.replace(".", "_")
     flat = {path: path.replace(".", "_") for path in option_paths(owner)}
-    named = [*(path.partition(".")[2] for path in here), f"{typed.removesuffix('_model')}.path"]
+    below = [path.partition(".")[2] for path in here]
+    within = [path.partition(".")[2] for path in below]  # of a model or a loss
+    named = [*below, *within, f"{typed.removesuffix('_model')}.path"]
     if found := [path for path in named if path in flat]:
         return found[:1]
     ends = [path for path in flat if flat[path].endswith(f"_{typed}") or typed.endswith(f"_{flat[path]}")]

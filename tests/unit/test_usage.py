@@ -30,6 +30,8 @@ def answer(cls: str, option: str) -> str:
     ("cls", "option", "expected"),
     [
         ("workers.Actor", "lr", "Did you mean optimizer.lr?"),
+        ("workers.Reward", "model", "Did you mean path?"),
+        ("functional.PolicyLoss", "beta", "Did you mean kl_coef?"),
         ("algos.PPO", "optimizer.lr", "Did you mean actor.optimizer.lr?"),
         ("algos.PPO", "reward_kl_coef", "Did you mean kl.coef?"),
         ("algos.PPO", "kl_coef", "Did you mean kl.coef or policy_loss.kl_coef?"),
@@ -279,6 +281,8 @@ def test_an_option_of_the_trainer_without_its_prefix() -> None:
             "--per_device_train_batch_size 8",
             "Micro-batches are counted in tokens, --strategy.settings.train.",
         ),
+        ("--trainer.ckpt_path last", "Did you mean --ckpt_path?"),
+        ("--ckpt last", "Did you mean ckpt_path?"),
         ("--trainer.total_epochs 3", "Did you mean --trainer.max_epochs?"),
         ("--trainer.resume_from_checkpoint x", "Type --ckpt_path last, or the path of a checkpoint."),
         ("--report_to x", "Type --trainer.logger CLASS, or false for none."),
@@ -339,14 +343,6 @@ def test_a_short_name_that_is_nearly_right() -> None:
     ):
         with pytest.raises(ValueError, match=rf"^--{option} {name}: unknown\. Did you mean {near}\? Known: "):
             class_path(option, name)
-
-
-def test_an_engine_in_place_of_a_strategy() -> None:
-    said = (
-        r"Did you mean deepspeed-chat\? A strategy places models; --strategy\.settings\.engine fsdp, zero or"
-    )
-    with pytest.raises(ValueError, match=said):
-        class_path("strategy", "deepspeed")
 
 
 def test_helpers_of_data_modules_are_no_choice() -> None:

@@ -146,3 +146,11 @@ def test_a_flag_of_another_system_is_left_to_what_answers_unknown_options(flag: 
     for ours in ("--algo.actor.optimizer.weight_decay", "--trainer.logger"):
         with pytest.raises(ValueError, match=rf"^{ours}: no value stands behind it"):
             resolved(["fit", "--algo", "grpo", "--data", "taskdata", ours, "--algo.epochs", "3"])
+
+
+def test_an_engine_in_place_of_a_strategy() -> None:
+    said = (
+        r"Did you mean deepspeed-chat\? A strategy places models; --strategy\.settings\.engine fsdp, zero or"
+    )
+    with pytest.raises(ValueError, match=said):
+        class_path("strategy", "deepspeed")
