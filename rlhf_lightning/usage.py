@@ -51,7 +51,7 @@ _ASSIGNED = re.compile(r"unrecognized arguments: \+*(([\w.]+)=\S*)")
 """An option in the form that verl has: without dashes, and with its value behind `=`."""
 _DOTTED = re.compile(r"Expected a dot import path string: ?(\S*)")
 """A name that is no class path."""
-_OTHER = re.compile(r"Import path does not correspond to a subclass of (\w+)$")
+_OTHER = re.compile(r"Import path (?:([\w.]+) )?does not correspond to a subclass of (\w+)$")
 """A module or another class in the place of a class."""
 _EXPECTED = re.compile(r"- (Expected a|Not a valid subclass of) ")
 """What a type wants, which says nothing where a line says what is wrong."""
@@ -104,9 +104,10 @@ def option_error(
         group = (option_classes(resolve_name(classes[-1])) if classes else owners).get(key)
         first = next((name for name in option_names(group) if f"{key}.{name}" not in elsewhere), "path")
         return f"{said[: wrong.start()]}{wrong[1]!r} {what}.{_class_suggestion(wrong[1], key, first)}"
-    if (given := _GIVEN.search(message)) and (other := _OTHER.search(said)):
+    given = _GIVEN.search(message)
+    if (other := _OTHER.search(said)) and (name := other[1] or (given and given[1])):
         advice = "Type the import path of one, such as my_package.my_module.Mine."
-        return f"{said.partition(':')[0]}: {given[1]} is not a subclass of {other[1]}. {advice}"
+        return f"{said[: other.start()]}{name} is not a subclass of {other[2]}. {advice}"
     if suggestion := _word_suggestion(said, owners, elsewhere=elsewhere):
         return f"{said}.{suggestion}"
     said = _ONE_KIND.sub(_one_kind, _NO_LIST.sub(_as_list, _REQUIRED.sub(r"\1", said)))

@@ -161,11 +161,11 @@ def test_one_value_for_several_options(key: str, tried: str, told: str) -> None:
     assert said == f"rlhf_lightning.workers.Actor: {key}: {told}"
 
 
-def test_a_module_is_no_class() -> None:
-    refused = "Import path does not correspond to a subclass of RLHFAlgorithm"
-    said = option_error(f'Parser key "algo":\n    - {refused}\n  Given value: a.b', {})
-    told = "Type the import path of one, such as "
-    assert said.startswith(f"algo: a.b is not a subclass of RLHFAlgorithm. {told}")
+@pytest.mark.parametrize("path", ["", "a.b "], ids=["of the command", "of a class"])
+def test_a_module_is_no_class(path: str) -> None:
+    refused = f"Import path {path}does not correspond to a subclass of PPO\n  Given value: a.b"
+    told = "algo: a.b is not a subclass of PPO. Type the import path of one, such as "
+    assert option_error(f'Parser key "algo":\n    - {refused}', {}).startswith(told)
 
 
 @pytest.mark.parametrize("option", FOLDERS)
