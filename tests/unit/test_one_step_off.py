@@ -1,23 +1,27 @@
-"""Losses for which answers of older weights pass for those of the present ones, or one column for two."""
+"""Losses for which answers of older weights pass for those of the present ones, or one column for two.
+
+And what the strategy tells the generation that is ahead.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import pytest
 from torch import Tensor
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import GRPO, GSPO, SFT, OnlineDPO, ReMax
-from rlhf_lightning.controller import Batch, Metrics
+from rlhf_lightning.controller import Batch, Caller, Metrics
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.functional import Counts, Loss, OffPolicyCorrection, PolicyLoss, ReinforceLoss
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local, OneStepOff, OpenRLHF
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.workers import Actor
+from rlhf_lightning.workers import Actor, PartialGeneration
 from tests.unit.algos.short import trainer
 
 CORRECTION = OffPolicyCorrection()
@@ -187,3 +191,20 @@ class Given(OwnLoss):
 def test_both_may_be_the_steps_own(kind: type[OwnLoss], tmp_path: Path) -> None:
     algorithm = kind(actor=drawing(again=False), policy_loss=Mine(columns=BOTH))
     begin(OneStepOff(), algorithm, tmp_path)
+
+
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_the_generation_ahead_knows_its_options_and_what_a_validation_is(
+    staleness: int, tmp_path: Path
+) -> None:
+    algorithm, strategy = GRPO(), OneStepOff(max_staleness=staleness)
+    strategy.connect(algorithm)
+    algorithm.trainer = run = trainer(Local(), tmp_path)
+    actor, generator = cast(Caller, "actor"), cast(Caller, "generator")
+    made = strategy.make_generation(actor, generator, recompute_log_probs=True)
+    assert (made.actor, made.generator, made.recompute_log_probs) == (actor, generator, True)
+    assert (made.max_staleness if isinstance(made, PartialGeneration) else 1) == staleness
+    run.validating = True
+    assert made.is_validating()
+    run.training = True
+    assert not made.is_validating()
