@@ -44,7 +44,7 @@ class Shard:
     """Number of training shards that each divided tensor consists of, in order."""
 
 
-class WeightSource(ABC):  # noqa: B024 - each says what it can give
+class WeightSource(ABC):
     """Where a generation engine's weights come from."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -63,9 +63,9 @@ class WeightSource(ABC):  # noqa: B024 - each says what it can give
         return None
 
     @property
-    def version(self) -> int | None:
-        """How many times the weights have changed; None: not counted, assume that they have."""
-        return None
+    @abstractmethod
+    def version(self) -> int:
+        """How many times the weights have changed."""
 
 
 class TrainEngine(WeightSource):
@@ -141,7 +141,7 @@ class TrainEngine(WeightSource):
 
     @property
     def version(self) -> int:
-        """How many times the weights have changed."""
+        """See `WeightSource.version`."""
         return self._version
 
     def transition(self) -> Transition:

@@ -256,7 +256,7 @@ def test_answers_follow_the_weights(pair: Pair, tmp_path: Path) -> None:
     assert not isinstance(pair.engine, VLLMEngine) or pair.engine.version == version
     generating.learn(pair.source, prompts([5, 3]))
     out = pair(table(sequences), sampling)
-    assert pair.source.version == (version or 0) + 1
+    assert pair.source.version == version + 1
     assert not isinstance(pair.engine, VLLMEngine) or pair.engine.version == pair.source.version
     assert not torch.equal(out["response_ids"], before["response_ids"])
     expected = generating.judged(generating.exported(pair.source, tmp_path), sequences, out, sampling)

@@ -272,7 +272,7 @@ class VLLMEngine(GenerationEngine):
     def _weights(self) -> Iterator[None]:
         """Within this context vLLM has the source's present weights; changed ones clear the prefix cache."""
         version, started = self.source.version, time.perf_counter()
-        changed = not self._fresh or version is None or version != self._version
+        changed = not self._fresh or version != self._version
         lending = self.source.lending() if self._zero_copy is not None else None
         if changed:
             self._engine.reset_prefix_cache()
@@ -316,7 +316,7 @@ class VLLMEngine(GenerationEngine):
     def _shapes(self) -> dict[str, torch.Size]:
         return weight_shapes(self._spec)
 
-    def _arrived(self, version: int | None, started: float) -> None:
+    def _arrived(self, version: int, started: float) -> None:
         """Note the version of the weights that vLLM has now, and how long they took."""
         self._version, self._fresh, self.update_s = version, True, time.perf_counter() - started
         logger.debug("vLLM has weights %s after %.3f s", version, self.update_s)
