@@ -112,7 +112,8 @@ class LastCheckpoint(ModelCheckpoint):
         resumed = os.path.realpath(trainer.ckpt_path) if trainer.ckpt_path else ""
         found, slurm = find_complete(self.path), trainer._checkpoint_connector._hpc_resume_path
         again = self._after[-1:] if slurm and resumed == os.path.realpath(slurm) else []
-        is_mine = resumed in (str(self.path), str(found)) or _is_of(found, self._after, again)
+        is_mine = resumed in (str(self.path), str(found))
+        is_mine = is_mine or _is_of(found, self._after, again, step=trainer.global_step)
         if not leaves_files(trainer):
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -229,7 +230,7 @@ def _are_equal(x: torch.Tensor, y: torch.Tensor) -> bool:
     return alike and torch.allclose(x, y, rtol=0, atol=0, equal_nan=True)
 
 
-def _is_of(checkpoint: Path | None, runs: list[str], again: list[str]) -> bool:
+def _is_of(checkpoint: Path | None, runs: list[str], again: list[str], *, step: int) -> bool:
     """Whether one of these runs wrote a checkpoint; not, where that cannot be read, or has no identifier.
 
     Args:
@@ -237,13 +238,17 @@ def _is_of(checkpoint: Path | None, runs: list[str], again: list[str]) -> bool:
         runs: identifiers.
         again: of a run from whose checkpoint Slurm begins once more; a job between, which failed, may have
             gone on from it, too.
+        step: the iteration that is gone on from; a checkpoint of a later one is kept, except from Slurm.
     """
     if checkpoint is None:
         return False
     try:
-        callbacks = read_state(checkpoint).get("callbacks")
+        found = read_state(checkpoint)
     except ValueError:
         return False
+    callbacks, ended = found.get("callbacks"), found.get("global_step")
     states = callbacks.values() if isinstance(callbacks, dict) else ()
     held = [state for state in states if isinstance(state, dict) and _RUN in state]
-    return any(state[_RUN] in runs or set(again) & set(state.get(_AFTER, [])) for state in held)
+    is_later = isinstance(ended, int) and ended > step
+    own = set(again) if is_later else {*runs, *again}
+    return any(state[_RUN] in own or set(again) & set(state.get(_AFTER, [])) for state in held)

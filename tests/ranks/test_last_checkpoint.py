@@ -209,6 +209,16 @@ def test_a_run_that_goes_on_from_a_copy_of_its_last_replaces_that(tmp_path: Path
     assert kept(tmp_path) == {"last.ckpt": 5, "keep.ckpt": 3}
 
 
+def test_a_run_that_goes_back_to_an_older_checkpoint_of_one_keeps_its_last(tmp_path: Path) -> None:
+    """Such as the one that was worth most."""
+    each = ModelCheckpoint(tmp_path / "each", filename="{step}", every_n_train_steps=2, save_top_k=-1)
+    own = LastCheckpoint(tmp_path / "checkpoints", every_n_steps=2)
+    run = trainer(Local(), tmp_path, steps=5, enable_checkpointing=True, callbacks=[each, own])
+    run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=20, num_val_rows=2))
+    fit(tmp_path, 3, resume=tmp_path / "each" / "step=2.ckpt")
+    assert kept(tmp_path) == {"last.ckpt": 3, "last-v1.ckpt": 5}
+
+
 def test_two_runs_from_one_checkpoint_are_two(tmp_path: Path) -> None:
     """A sweep over an option, which begins each run with the same models, in one directory."""
     fit(tmp_path / "base", 3)
