@@ -92,6 +92,21 @@ def test_a_file_dropped_into_a_folder_is_an_algorithm(rlhf: Rlhf) -> None:
     assert Path("out/checkpoints/last.ckpt/actor").is_dir()
 
 
+def test_a_loss_that_extends_the_algorithms_own_needs_no_algorithm(rlhf: Rlhf) -> None:
+    Path("own_loss.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from rlhf_lightning.functional import PolicyLoss\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Scaled(PolicyLoss):\n"
+        "    extra: float = 1.0\n"
+    )
+    loss = ("--algo.policy_loss", "own_loss.Scaled", "--algo.policy_loss.extra", "2")
+    code, out, err = rlhf.run("fit", "--algo", "grpo", *loss, "--print_config")
+    assert code == 0, err
+    assert "class_path: own_loss.Scaled" in out
+    assert "extra: 2.0" in out
+
+
 def test_the_only_model_of_a_checkpoint_is_exported(rlhf: Rlhf) -> None:
     options = ("--data", "preferencedata", "--data.path", write(), "--data.batch_size", "2")
     code, _, err = rlhf.run(*FIT, "--algo", "rewardmodel", *options, "--trainer.default_root_dir", "out")
