@@ -66,6 +66,8 @@ _NO_GROUP = re.compile(r"Unable to load config (?:'.*' [\w.]+: Unable to load co
 """A single value where a group of options is wanted."""
 _NO_LIST = re.compile(r"(\w+): Expected a <class 'tuple'>\. Got value: (.+)$")
 """A single value where a list is wanted."""
+_MIXED = re.compile(r"Expected a <class 'dict'> Expected a <class 'str'>\. Got value: (\{.*?\}).*")
+"""A mapping in a list, where a list of texts or a mapping is wanted."""
 _ONE_KIND = re.compile(r"Subclasses are disabled for (\w+), thus '([\w.]+)' is not accepted .*")
 _NAMED = {
     "callbacks": ("rlhf_lightning.callbacks", "lightning.pytorch.callbacks"),
@@ -103,7 +105,10 @@ def option_error(
         what = "is not a class" if wrong.re is _DOTTED else "is not a group of options"
         group = (option_classes(resolve_name(classes[-1])) if classes else owners).get(key)
         first = next((name for name in option_names(group) if f"{key}.{name}" not in elsewhere), "path")
-        return f"{said[: wrong.start()]}{wrong[1]!r} {what}.{_class_suggestion(wrong[1], key, first)}"
+        told = f"{wrong[1]!r} {what}.{_class_suggestion(wrong[1], key, first)}"
+        if wrong[1] in option_names(group):  # `pools.roles`, of a list of groups
+            told = f"is a list. Type '[{{{wrong[1]}: ...}}]', with the brackets."
+        return said[: wrong.start()] + told
     given = _GIVEN.search(message)
     if (other := _OTHER.search(said)) and (name := other[1] or (given and given[1])):
         advice = "Type the import path of one, such as my_package.my_module.Mine."
@@ -112,6 +117,7 @@ def option_error(
         return f"{said}.{suggestion}"
     said = _ONE_KIND.sub(_one_kind, _NO_LIST.sub(_as_list, _REQUIRED.sub(r"\1", said)))
     said = _REQUIRED_CLASS.sub(r"--\1 NAME", said)
+    said = _MIXED.sub(r"\1 stands in a list. Type a list of names, or one mapping of all.", said)
     return said + _QUOTES * bool(_READ_AS_YAML.search(said))
 
 
@@ -123,6 +129,7 @@ def _shortened(message: str) -> str:
     if any(_DOTTED.search(line) or not (_EXPECTED.match(line) or _PLACE.match(line)) for line in told):
         told = [line for line in told if not _EXPECTED.match(line) or _DOTTED.search(line)]
     said = " ".join(dict.fromkeys(line.removeprefix("- ") for line in told))
+    said = re.sub(r" Problem with given class_path '[\w.]+':$", "", said)  # told of another class already
     given = _GIVEN.search(message)
     wants = "Expected a" in said or "Not a valid subclass" in said
     if given and wants and "Got value" not in said and not _DOTTED.search(said):
