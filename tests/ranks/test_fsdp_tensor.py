@@ -248,13 +248,14 @@ def test_a_checkpoint_continues_in_other_layouts(
 
 
 def apart(place: Place, spec: ModelSpec) -> Tensor:
-    """Weights after a step in which a norm has other gradients on each tensor rank, as rounding might do."""
+    """Weights after a step in which whole parameters have other gradients on each rank, as of rounding."""
     engine = place.engine(spec)
     engine.accumulate(place.rows, Fit(), tiny.counts(), temperature=1.0)
-    gradient = engine._weights.masters["model.norm.weight"].grad
-    assert gradient is not None
     assert place.group is not None
-    gradient.mul_(1 + 0.1 * place.group.rank())
+    for name in ("norm.weight", "layers.0.self_attn.o_proj.bias"):  # of no divided layer, and of one
+        gradient = engine._weights.masters[f"model.{name}"].grad
+        assert gradient is not None
+        gradient.mul_(1 + 0.1 * place.group.rank())
     engine.optimizer_step()
     return engine.give_weights()
 
