@@ -120,6 +120,9 @@ def test_each_position_is_drawn_with_a_seed_of_its_own(
     awake[1].generate(table(SEQUENCES), sampling=DRAWN, seed=1)
     numbers = uniform(1, torch.tensor([[100], [101]]), torch.arange(DRAWN.max_new_tokens))
     assert seen == [sorted(place) for place in (numbers * 2**48).long().T.tolist()]
+    seen.clear()
+    awake[1].resume(table(SEQUENCES), sampling=DRAWN, seed=1, pause=lambda ended: False, at_once=1)
+    assert {len(rows) for rows in seen} == {1}
 
 
 @pytest.mark.parametrize("stops", [True, False], ids=["stopped", "paused"])
