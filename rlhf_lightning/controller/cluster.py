@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -24,6 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlhf_lightning.controller.connection import (
     LOCAL,
     OPTION,
+    TERMINATED,
     check_address,
     check_connected,
     check_limit,
@@ -240,6 +242,8 @@ class RayCluster:
     def close(self) -> None:
         """End the actors, give the devices back, and stop Ray where this job started it."""
         if ray.is_initialized():
+            if TERMINATED.is_set():
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # another one would break this off
             for actor in self.actors:
                 ray.kill(cast(ActorHandle[DeviceActor], actor), no_restart=True)
             # A Ray of the job's own ends with its groups, and may be dead: removing them would wait for it.

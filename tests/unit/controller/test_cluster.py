@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -363,3 +365,20 @@ def test_what_a_job_has_started_ends_with_it(
         job.close()
         assert told == ended
         assert (job.actors, job.hosts, job.labels) == ([], [], [])
+
+
+def test_a_second_sigterm_does_not_break_off_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a wrapper passes on what the whole group is sent."""
+    monkeypatch.setattr(cluster, "TERMINATED", asked := threading.Event())
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    heeds, theirs = list[object](), signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(ray, "shutdown", lambda: heeds.append(signal.getsignal(signal.SIGTERM)))
+    job = of()
+    job._started_ray = True
+    try:
+        job.close()
+        asked.set()
+        job.close()
+    finally:
+        signal.signal(signal.SIGTERM, theirs)
+    assert heeds == [theirs, signal.SIG_IGN]
