@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import signal
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -242,7 +243,7 @@ class RayCluster:
     def close(self) -> None:
         """End the actors, give the devices back, and stop Ray where this job started it."""
         if ray.is_initialized():
-            if TERMINATED.is_set():
+            if TERMINATED.is_set() and threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # another one would break this off
             for actor in self.actors:
                 ray.kill(cast(ActorHandle[DeviceActor], actor), no_restart=True)
