@@ -93,7 +93,7 @@ def test_devices_that_other_jobs_hold_are_counted(
     others = placement_group([{"CPU": 1.0}] * 4)
     assert others.wait(30)
     try:
-        said = r"actor needs 1 .* 2 devices of this one leave 0 CPUs\. .*devices 2,"
+        said = r"actor needs 1 .* 2 devices of this one leave 0 CPUs\. .*devices 2 \("
         with pytest.raises(WorkerTimeoutError, match=said):
             fit(ppo(tiny), Split(devices=3, actor_devices=1), tmp_path, steps=1)
     finally:
