@@ -43,7 +43,9 @@ class KTO(RLHFAlgorithm):
         """
         self.positions: int | None = None
         if self.mini_batch_size == 1 and self.loss.baseline:
-            raise ValueError("mini_batch_size=1: KTO compares with answers to other prompts. Try 16, or 0.")
+            raise ValueError(
+                "mini_batch_size=1: KTO compares with answers to other prompts. Try 0, the whole batch."
+            )
 
     def setup(self, stage: str) -> None:
         """As for every algorithm; also refuse batches of one prompt, and learn how long rows may be.

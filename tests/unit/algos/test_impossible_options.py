@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlhf_lightning.algos import DAPO, GRPO, GSPO, PPO, RLOO, OnlineDPO, ReinforcePP, ReMax, SafeRLHF
+from rlhf_lightning.algos import DAPO, GRPO, GSPO, KTO, PPO, RLOO, OnlineDPO, ReinforcePP, ReMax, SafeRLHF
 from rlhf_lightning.functional import Overlong
 from rlhf_lightning.running import KLPenalty, Scaling
 from rlhf_lightning.spec import Sampling
@@ -55,6 +55,7 @@ SAME = r"with actor\.sampling\.temperature=0: .* the same answer"
         (lambda: ReMax(form="verl", clip=5.0), "form='verl'"),
         (lambda: ReMax(clip=0.0), "a limit must be above 0"),
         (lambda: DAPO(overlong=Overlong(buffer=1000)), "buffer=1000"),
+        (lambda: KTO(mini_batch_size=1), r"^mini_batch_size=1: .* Try 0, the whole batch\."),
         (lambda: GRPO(group_size=1), r"group_size=1.*Try 8\."),
         (lambda: ReinforcePP(group_size=0), r"group_size=0.*Try 1, or 8\."),
         (lambda: RLOO(actor=GREEDY), rf"^group_size=8, {SAME}"),
