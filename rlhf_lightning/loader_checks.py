@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _READ: Mapping[str, Sequence[str]] = {
     "fit": ("train", "val"),
     "validate": ("val",),
+    "test": ("test",),
     "predict": ("predict",),
 }
 """The loaders that a trainer's method reads."""
@@ -72,8 +73,8 @@ def _check_length(trainer: Trainer) -> None:
 
 def _check_several(trainer: Trainer) -> None:
     """Refuse several loaders for a step that takes one: Lightning would, with models loaded."""
-    kind, name = ("predict", "predict_step") if trainer.predicting else ("val", "validation_step")
-    source = _source(trainer, kind)
+    kind = _READ[trainer.state.fn][-1] if trainer.state.fn else "val"
+    name, source = "validation_step" if kind == "val" else f"{kind}_step", _source(trainer, kind)
     if row_data(trainer) or not getattr(trainer, f"limit_{kind}_batches") or not source.is_defined():
         return
     loaders, module = _loaders(source), trainer.lightning_module
@@ -90,7 +91,8 @@ def _source(trainer: Trainer, kind: str) -> _DataLoaderSource:
     if kind == "val":
         within = trainer.state.fn == "fit"
         return (trainer.fit_loop.epoch_loop.val_loop if within else trainer.validate_loop)._data_source
-    return (trainer.fit_loop if kind == "train" else trainer.predict_loop)._data_source
+    other = trainer.test_loop if kind == "test" else trainer.predict_loop
+    return (trainer.fit_loop if kind == "train" else other)._data_source
 
 
 def _loaders(source: _DataLoaderSource) -> CombinedLoader:
@@ -106,7 +108,7 @@ def _check_shares(trainer: Trainer) -> None:
         limit = getattr(trainer, f"limit_{kind}_batches")
         if not 0 < limit < 1:  # a number of batches, none or all
             continue
-        overfits = kind != "predict" and trainer.overfit_batches  # type: ignore[attr-defined]
+        overfits = kind in ("train", "val") and trainer.overfit_batches  # type: ignore[attr-defined]
         option = "overfit_batches" if overfits else f"limit_{kind}_batches"
         loaders = CombinedLoader(getattr(data, f"{kind}_dataloader")(), "sequential").flattened
         for batches in filter(None, map(sized_len, loaders)):

@@ -105,3 +105,18 @@ def test_several_loaders_for_a_step_that_takes_one(tmp_path: Path) -> None:
     for kind, taken in ((Indexed, [first, second]), (GRPO, together)):
         with pytest.raises(KeyError, match="it would start"):
             trainer(Local(), tmp_path, limit_val_batches=1).fit(grpo(kind), first, taken)
+
+
+class Tested(GRPO):
+    """Has a test of its own."""
+
+    def test_step(self, batch: Columns, batch_idx: int) -> None:
+        """Answer nothing."""
+
+
+def test_a_test_of_ones_own_has_its_own_loaders(tmp_path: Path) -> None:
+    first, second = (DataLoader(Counted(), batch_size=2) for _ in range(2))
+    with pytest.raises(KeyError, match="it would start"):
+        trainer(Local(), tmp_path).test(grpo(Tested), first)
+    with pytest.raises(ValueError, match=r"^Tested\.test_step takes the batches of one loader"):
+        trainer(Local(), tmp_path).test(grpo(Tested), [first, second])
