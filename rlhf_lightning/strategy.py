@@ -198,7 +198,8 @@ class Strategy(SingleDeviceStrategy):
         pools = self._pools(roles)
         check_layouts(self, roles, pools)
         if self._cluster is not None:
-            self._cluster.check(num_devices(self._pools(self._called())))
+            called = set(self._called())
+            self._cluster.check(num_devices([pool for pool in pools if called & {*pool.roles}]))
 
     def join(self) -> None:
         """Connect to a cluster that is already running, so that its GPUs are counted and not this machine's.

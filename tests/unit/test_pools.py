@@ -178,11 +178,19 @@ def test_a_ray_with_too_few_devices_is_told_before_data_are_read(
 ) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1.0})
-    algorithm, strategy = PPO(), Standalone()
+    placed = list[Sequence[str]]()
+
+    class Counted(Standalone):
+        def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
+            placed.append(roles)
+            return super().place(roles, devices)
+
+    algorithm, strategy = PPO(), Counted()
     algorithm._trainer = run = trainer(strategy, tmp_path)
     strategy.connect(algorithm)
     run.state.fn = TrainerFn.VALIDATING
     strategy.setup_environment()
+    assert len(placed) == 1  # a search traces a step each time
     run.state.fn = TrainerFn.FITTING
     with pytest.raises(ValueError, match=r"^the pools need 3 devices, and there is 1 CPU\. Try --strategy"):
         strategy.setup_environment()
