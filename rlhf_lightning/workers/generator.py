@@ -139,7 +139,10 @@ class Generator(Role):
     def start_sequences(
         self, rows: TensorDict, *, parts: int, greedy: bool = False, sampling: Sampling | None = None
     ) -> TensorDict:
-        """Begin `generate_sequences` of rows with row_numbers [B]; `next_sequences` returns them in parts."""
+        """Begin to answer every prompt; `next_sequences` returns the answers, in `parts` calls.
+
+        Rows are as for `generate_sequences`, and have row_numbers [B] int64.
+        """
         actor = self.actor.drawing_by(sampling)
         self.underway.begin(self._finished(actor, rows, greedy=greedy, parts=parts), parts=parts)
         return TensorDict({}, batch_size=rows.batch_size)
