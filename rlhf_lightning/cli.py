@@ -123,6 +123,10 @@ class Parser(LightningArgumentParser):
         return super()._check_value_key(action, value, key, cfg, append=append)
 
 
+class _End(LambdaCallback):
+    """Of a class of its own: a module's `configure_callbacks` replaces those of the same class."""
+
+
 class CommandLine(LightningCLI):
     """LightningCLI with `algo`, `strategy` and `data` instead of `model` and `trainer.strategy`."""
 
@@ -236,7 +240,7 @@ class CommandLine(LightningCLI):
         self._show_progress(own)
         self._let_wandb_go_on()
         if self.subcommand == "fit":
-            end = LambdaCallback(teardown=lambda *_, stage: self._say_end())
+            end = _End(teardown=lambda *_, stage: self._say_end())
             self.trainer.callbacks.append(end)  # type: ignore[attr-defined]
         if options.get("enable_checkpointing") is not False:
             self._keep_last_checkpoint(own)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from rlhf_lightning import checkpoint
@@ -286,7 +287,9 @@ def test_a_run_that_had_nothing_left_to_do_wrote_nothing(rlhf: Rlhf, trained: Pa
     assert (code, err.splitlines()[-1]) == (0, said)
 
 
-def test_what_stopped_a_run_early_is_said(rlhf: Rlhf) -> None:
+def test_what_stopped_a_run_early_is_said(rlhf: Rlhf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the algorithm brings callbacks, which replace others of their class."""
+    monkeypatch.setattr(PPO, "configure_callbacks", lambda _: LambdaCallback())
     stop = ("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=reward/mean")
     limits = ("--trainer.callbacks.patience=0", "--trainer.callbacks.min_delta=9", "--trainer.max_steps=9")
     data = ("--data.batch_size", "2", "--data.num_rows", "4", "--data.num_val_rows", "0")
