@@ -24,6 +24,7 @@ from tests.ray.echo import Echo
 
 MIB = 2**20
 STORE_MIB = 80
+FREE_S = 10.0
 
 
 class Large(Echo):
@@ -63,13 +64,24 @@ def given(role: Large) -> Batch:
 
 
 def afterwards(role: Large) -> Batch:
-    """What fits."""
+    """What fits once the others' columns are freed, which Ray does in its own time."""
     return role.double(rows(10))
 
 
 CASES: Mapping[str, Callable[[Large], Batch]] = {
     function.__name__: function for function in (one_result, results_together, given, afterwards)
 }
+
+
+def error_of(case: Callable[[Large], Batch], role: Large, transport: RayTransport) -> str:
+    """What a case ends with; empty: it went well."""
+    try:
+        kept = case(role)
+        transport.drain()
+        del kept
+    except WorkerError as err:
+        return str(err)
+    return ""
 
 
 def main() -> None:
@@ -89,13 +101,10 @@ def main() -> None:
     transport = RayTransport(cluster, timeout_s=60)
     role = Large(WorkerGroup("large", transport, ParallelLayout(), (0,)))
     for name, case in CASES.items():
-        error, began = "", time.monotonic()
-        try:
-            kept = case(role)
-            transport.drain()
-            del kept
-        except WorkerError as err:
-            error = str(err)
+        began = time.monotonic()
+        error = error_of(case, role, transport)
+        while error and case is afterwards and time.monotonic() - began < FREE_S:
+            error = error_of(case, role, transport)
         sys.stdout.write(json.dumps([name, error, time.monotonic() - began]) + "\n")
     transport.close()
     ray.shutdown()
