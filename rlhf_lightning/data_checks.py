@@ -113,8 +113,10 @@ def with_ptx(algorithm: RLHFAlgorithm, batch: Mapping[str, Values]) -> tuple[Bat
 
 
 def check_loader(algorithm: RLHFAlgorithm, loader: object) -> None:
-    """Refuse a data set of rows in place of a loader: Lightning would take each row for a batch."""
-    if isinstance(names := getattr(loader, "column_names", None), Sequence):
+    """Refuse rows, or a data set of them, in place of a loader: Lightning would take each row for a batch."""
+    if isinstance(loader, Mapping):  # one of a list
+        _check_encoded(algorithm, loader, what="a row")
+    elif isinstance(names := getattr(loader, "column_names", None), Sequence):
         _check_encoded(algorithm, names, what=f"a row of {type(loader).__name__}")
 
 

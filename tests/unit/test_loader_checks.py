@@ -85,6 +85,15 @@ def test_a_data_set_in_place_of_a_loader(tmp_path: Path) -> None:
         )
 
 
+def test_rows_in_place_of_a_loader(tmp_path: Path) -> None:
+    row = {"prompt": "Sort 21: ", "answer": "1"}
+    for rows in ([row], [row, row], [[row, row]]):
+        with pytest.raises(
+            ValueError, match=r"^a row has the columns \['answer', 'prompt'\], and no 'prompt"
+        ):
+            trainer(Local(), tmp_path).fit(grpo(), rows)
+
+
 class Indexed(GRPO):
     """Takes the batches of several loaders."""
 
