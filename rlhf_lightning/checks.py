@@ -19,7 +19,9 @@ from rlhf_lightning.engines import (
     has_tokenizer,
     max_positions,
     num_tokens,
+    on_hub,
     padding_token,
+    resolve,
 )
 from rlhf_lightning.field_types import check_names, check_types
 from rlhf_lightning.functional import PolicyLoss
@@ -44,7 +46,7 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
     """Refuse values of wrong types, roles that no strategy would place, optimizers without use, empty loops.
 
     Raises:
-        ValueError: a field is of the wrong type, too small or unread, or a role is no field.
+        ValueError: a field is of the wrong type, too small or unread, or a role is no field, or nowhere.
     """
     check_types(algorithm)
     _check_names(algorithm)
@@ -52,6 +54,7 @@ def check_fields(algorithm: RLHFAlgorithm) -> None:
     _check_actors(type(algorithm).__name__, roles)
     _check_stray_roles(algorithm)
     _check_optimizers(roles)
+    _check_directories(roles)
     for name, least, why in (
         ("epochs", 1, "nothing would be learned"),
         ("mini_batch_size", 0, "nothing would be learned"),
@@ -103,6 +106,14 @@ def _check_optimizers(roles: Mapping[str, Role]) -> None:
             raise ValueError(
                 f"{name}.optimizer: nothing trains this model, so nothing reads it. Leave it out."
             )
+
+
+def _check_directories(roles: Mapping[str, Role]) -> None:
+    """Refuse a path that is no directory: the data, read before models, would speak of its tokenizer."""
+    for name, role in roles.items():
+        if role.path and not on_hub(found := role.located()):
+            with naming_role(name):
+                resolve(found)
 
 
 def _check_actors(owner: str, roles: Mapping[str, Role]) -> None:

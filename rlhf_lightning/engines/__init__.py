@@ -32,6 +32,8 @@ from rlhf_lightning.engines.huggingface.source import (
     has_tokenizer,
     is_fresh,
     located,
+    on_hub,
+    resolve,
 )
 from rlhf_lightning.engines.megatron import Megatron
 from rlhf_lightning.engines.native.config import Native
@@ -80,10 +82,12 @@ __all__ = [
     "located",
     "max_positions",
     "num_tokens",
+    "on_hub",
     "padding_token",
     "read_config",
     "require_shared",
     "require_vllm",
+    "resolve",
     "save_file",
     "saved_lora",
     "shared_base_model",

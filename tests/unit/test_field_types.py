@@ -123,6 +123,13 @@ def test_other_numbers_and_paths_are_taken() -> None:
     check_fields(GRPO(actor=Actor(path=Path("embedded"))))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("role", ["actor", "reward"])
+@pytest.mark.parametrize("path", ["/nowhere", "nowhere", Path("nowhere")])
+def test_a_path_of_no_directory_is_refused_before_data_are_read(role: str, path: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{role}\.path={path}: no such directory\. Type the path"):
+        check_fields(GRPO(**{role: ROLES[role](path=path)}))
+
+
 def test_words_of_enumerations_and_of_numpy_are_taken() -> None:
     class Word(StrEnum):
         MEAN = "mean"

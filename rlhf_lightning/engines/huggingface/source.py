@@ -59,10 +59,10 @@ def resolve(spec: ModelSpec) -> Path:
 def located(path: str) -> str:
     """Make the path of an existing directory absolute, for devices with another working directory.
 
-    Other names are returned as they are.
+    Other names are returned as they are, as text.
     """
     directory = Path(path).expanduser()
-    return str(directory.absolute()) if path not in ("", EMBEDDED) and directory.is_dir() else path
+    return str(directory.absolute()) if path not in ("", EMBEDDED) and directory.is_dir() else str(path)
 
 
 def is_fresh(spec: ModelSpec) -> bool:
