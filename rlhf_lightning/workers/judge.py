@@ -33,6 +33,9 @@ from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.workers.actor import Actor
 from rlhf_lightning.workers.retelling import ReadsTo, Retelling
 
+_OF_MODELS = ("dtype", "gradient_checkpointing", "lora", "reads_to")
+"""Options of a judge that say how its model computes and what it reads."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Judge(Remote):
@@ -88,6 +91,12 @@ class Judge(Remote):
             raise ValueError(
                 f"{self.kind}.clip={self.clip}: no score is left. Give a positive number, such as 5."
             )
+        for name in () if self.path or self.scores_by_itself else _OF_MODELS:
+            if getattr(self, name) != getattr(type(self), name):
+                raise ValueError(
+                    f"{self.kind}.{name}: nothing reads it, as no model scores. Type --algo.{self.kind}.path "
+                    f"DIRECTORY, that of a {self.kind} model, or leave it out."
+                )
 
     @property
     def spec(self) -> RewardSpec:

@@ -14,7 +14,7 @@ from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import PPO, SafeRLHF
 from rlhf_lightning.controller import DP, Batch, Metrics, register
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.spec import Sampling
+from rlhf_lightning.spec import LoRA, Sampling
 from rlhf_lightning.workers import Actor, Cost, Critic, Reward
 from rlhf_lightning.workers.reward import CutOff
 from tests.unit.algos.short import Started, refusal, trainer
@@ -66,6 +66,15 @@ LENGTH = Reward(functions="length")
         ),
         ({"prm": LENGTH, "toxicity": Cost(functions="length")}, "started"),
         ({"reward": Reward(clip=-1.0)}, "reward.clip=-1.0: no score is left."),
+        (
+            {"reward": Reward(lora=LoRA(rank=8))},
+            "reward.lora: nothing reads it, as no model scores. Type --algo.reward.path DIRECTORY, that of a "
+            "reward model, or leave it out.",
+        ),
+        (
+            {"prm": LENGTH, "toxicity": Cost(functions="length", dtype="bfloat16")},
+            "toxicity.dtype: nothing reads it, as no model scores. Type --algo.toxicity.path DIRECTORY",
+        ),
     ],
 )
 def test_a_judge_is_called_by_its_field(roles: dict[str, Reward | Cost], told: str, tmp_path: Path) -> None:
