@@ -59,6 +59,8 @@ class Record:
                 hint = "Write the prompt into a field of its own."
             elif option == "response_field" and "text" in self.row:
                 hint = "Whole texts are learned with --data textdata."
+            elif self.row:
+                hint = f"Type one of these as --data.{option}, or correct the row."
         known = ", ".join(self.row) or "none"
         raise ValueError(f"data.{option}={field}: {self.where} has no such field; it has: {known}. {hint}")
 

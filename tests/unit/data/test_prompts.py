@@ -189,6 +189,17 @@ def test_row_without_the_prompt_field(write_rows: Writer) -> None:
         )
 
 
+def test_a_field_that_no_row_has_is_a_wrong_option(write_rows: Writer) -> None:
+    """Only the first row is looked at, so it may also be the one that is wrong."""
+    file = write_rows(*[{"prompt": "a", "target": "b"}] * 2)
+    with pytest.raises(ValueError, match="no such field") as error:
+        prompt_data(file, answer_field="solution")
+    assert str(error.value) == (
+        f"data.answer_field=solution: {file}, row 1 has no such field; it has: prompt, target. "
+        "Type one of these as --data.answer_field, or correct the row."
+    )
+
+
 def test_fields_of_objects(write_rows: Writer) -> None:
     """As data sets for verl have the answer."""
     rows = [

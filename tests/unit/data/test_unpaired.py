@@ -65,7 +65,7 @@ def test_a_field_that_is_missing(write_rows: Writer) -> None:
         ValueError, match=r"data\.label_field=label: .*row 1 has no such field; it has: prompt"
     ):
         unpaired(write_rows({"prompt": "a", "response": "b"})).setup("fit")
-    with pytest.raises(ValueError, match=r"data\.response_field=response: .*Correct or remove the row"):
+    with pytest.raises(ValueError, match=r"data\.response_field=response: .*Type one of these as --data"):
         unpaired(write_rows(*PAIRS)).setup("fit")
     with pytest.raises(ValueError, match=r"data\.chosen_field=chosen: "):
         unpaired(write_rows(*ROWS), from_pairs=True).setup("fit")
