@@ -42,6 +42,7 @@ from rlhf_lightning.names import FOLDERS, choices, class_path, imported
 from rlhf_lightning.options import option_names
 from rlhf_lightning.output import check_output, leaves_files, whole
 from rlhf_lightning.recipe import option_errors
+from rlhf_lightning.retold import retold
 from rlhf_lightning.spec import CHECKPOINT
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.usage import library_error, option_error, place_of
@@ -224,10 +225,8 @@ class CommandLine(LightningCLI):
         Raises:
             ValueError: one of them refuses its options.
         """
-        try:
+        with retold(lambda said: option_error(said, {})):
             self.config_init = self.parser.instantiate_classes(self.config)
-        except ValueError as err:
-            raise ValueError(option_error(str(err), {})) from err
         self.model = self._get(self.config_init, "algo")
         self.datamodule = self._get(self.config_init, "data")
         if self.subcommand != "fit":  # whose config.yaml may lie in the same directory

@@ -8,6 +8,7 @@ from rlhf_lightning.data import row_data, second_data
 from rlhf_lightning.data.record import are_messages
 from rlhf_lightning.data.tokenizer import highest_token, numbered_alike, reads
 from rlhf_lightning.engines import has_tokenizer, located, num_tokens
+from rlhf_lightning.retold import retold
 from rlhf_lightning.rewards import PREFLIGHT_RESPONSE
 from rlhf_lightning.workers import Judge, Reward, Role, reads_ids
 
@@ -107,10 +108,8 @@ def _try_retelling(algorithm: RLHFAlgorithm, whose: str, retelling: Retelling) -
         if are_messages(messages := row.get("prompt_messages"))
     }
     for messages in of_roles.values():
-        try:
+        with retold(lambda said: f"{whose}: {said}"):
             retelling.rows([{"prompt_messages": messages}], [PREFLIGHT_RESPONSE], ended=[True])
-        except ValueError as err:
-            raise ValueError(f"{whose}: {err}") from err
 
 
 def _check_rows(algorithm: RLHFAlgorithm) -> None:

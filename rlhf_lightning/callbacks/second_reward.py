@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from statistics import fmean, pstdev
 from typing import cast
 
@@ -14,6 +14,7 @@ from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.data import row_data
 from rlhf_lightning.data_checks import check_validates
 from rlhf_lightning.reporting import begins_anew
+from rlhf_lightning.retold import retold
 from rlhf_lightning.rewards import Functions, HTTPOptions, RewardSpec, Sources, preflight, score
 from rlhf_lightning.workers import Reward
 
@@ -156,10 +157,6 @@ def _handed_over(outputs: object, module: str) -> tuple[list[str], list[float], 
     return cast("tuple[list[str], list[float], list[dict[str, object]]]", found)
 
 
-@contextmanager
-def _naming_callback() -> Iterator[None]:
+def _naming_callback() -> AbstractContextManager[None]:
     """Put the callback's name before errors about its reward."""
-    try:
-        yield
-    except ValueError as err:
-        raise ValueError(f"SecondReward: {err}") from err
+    return retold(lambda said: f"SecondReward: {said}")

@@ -21,6 +21,7 @@ from rlhf_lightning.engines import (
     export_checkpoint,
     saved_lora,
 )
+from rlhf_lightning.retold import retold
 from rlhf_lightning.spec import ModelSpec
 
 ADAPTERS = "--adapters"
@@ -61,13 +62,9 @@ def run(arguments: Sequence[str]) -> None:
     _check_out(out, directory, state.get(files.PATHS, {}), other=CONFIG[not alone])
     path, head, dtype = (models[role][key] for key in ("path", "head", "dtype"))
     spec = ModelSpec(path=path, dtype=dtype, lora=saved_lora(directory / role))
-    try:
+    began = f"checkpoint {given}: config and tokenizer are those of the model that {role} began with, and"
+    with retold(lambda said: f"{began} {said} Put it back there, or a link to it."):
         check_model(spec)
-    except ValueError as err:
-        raise ValueError(
-            f"checkpoint {given}: config and tokenizer are those of the model that {role} began with, "
-            f"and {err} Put it back there, or a link to it."
-        ) from err
     check_checkpoint(spec, head, directory / role)
     if alone and spec.lora is None:
         raise ValueError(f"checkpoint {given}: {role} was trained without lora. Leave {ADAPTERS} out.")

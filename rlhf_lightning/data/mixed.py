@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from lightning.pytorch import LightningDataModule, Trainer
@@ -17,6 +18,7 @@ from rlhf_lightning.data.batch import EncodedRow, RowBatch
 from rlhf_lightning.data.loader import RowLoader
 from rlhf_lightning.data.module import RowData
 from rlhf_lightning.data.sampler import EpochSampler
+from rlhf_lightning.retold import retold
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -74,12 +76,8 @@ class MixedLoader:
         for name, loader in loaders.items():
             if name not in states:
                 continue
-            try:
+            with retold(partial(_named, name)):
                 loader.load_state_dict(states[name])
-            except ValueError as err:
-                message = str(_renamed(err, name, RowData))
-                named = f"data.{name}." in message
-                raise ValueError(message if named else f"data.{name}: {message}") from err
 
     def close(self) -> None:
         """End the workers of both."""
@@ -127,10 +125,8 @@ class MixedData(LightningDataModule):
             )
         for name, part in (("main", self.main), ("ptx", self.ptx)):
             part.trainer = self.trainer
-            try:
+            with retold(partial(_renamed, name, part)):
                 part.setup(stage)
-            except ValueError as err:
-                raise _renamed(err, name, part) from err
         if not self.ptx.has_responses:
             raise ValueError(
                 f"data.ptx={type(self.ptx).__name__}: its rows have no responses to learn from. "
@@ -170,7 +166,13 @@ def second_data(trainer: Trainer) -> RowData | None:
     return data.ptx if isinstance(data, MixedData) else None
 
 
-def _renamed(err: ValueError, name: str, part: RowData | type[RowData]) -> ValueError:
+def _renamed(name: str, part: RowData | type[RowData], said: str) -> str:
     """An error of a part, with its options as they are typed here: data.batch_size as data.ptx.batch_size."""
     options = "|".join(option.name for option in fields(part))
-    return ValueError(re.sub(rf"\bdata\.(?=({options})\b)", f"data.{name}.", str(err)))
+    return re.sub(rf"\bdata\.(?=({options})\b)", f"data.{name}.", said)
+
+
+def _named(name: str, said: str) -> str:
+    """An error of a part's loader, which may name none of the part's options."""
+    renamed = _renamed(name, RowData, said)
+    return renamed if f"data.{name}." in renamed else f"data.{name}: {renamed}"

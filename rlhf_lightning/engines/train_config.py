@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from abc import ABCMeta, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar
 
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.parallel import ParallelLayout, Sharding, all_ranks
+from rlhf_lightning.retold import retold
 from rlhf_lightning.spec import ModelSpec
 
 
-@contextmanager
-def naming_path(spec: ModelSpec) -> Iterator[None]:
-    """Put a model's path before errors about how it is divided: roles have models of their own.
-
-    Raises:
-        ValueError: one was raised within.
-    """
-    try:
-        yield
-    except ValueError as err:
-        raise ValueError(f"path={spec.path}: {err}") from err
+def naming_path(spec: ModelSpec) -> AbstractContextManager[None]:
+    """Put a model's path before errors about how it is divided: roles have models of their own."""
+    return retold(lambda said: f"path={spec.path}: {said}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,12 @@ other: so such a model has the positions of its original length only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from transformers import PreTrainedConfig
 
 from rlhf_lightning.engines.huggingface.source import config_directory, read_json
+from rlhf_lightning.retold import retold
 from rlhf_lightning.spec import ModelSpec
 
 _LONG_ROPE = ("longrope", "su")
@@ -43,22 +43,18 @@ def padding_token(spec: ModelSpec) -> int | None:
     return _whole(_stated(spec).get("pad_token_id"))
 
 
-@contextmanager
-def explaining_positions(model: ModelSpec | PreTrainedConfig) -> Iterator[None]:
-    """Add to an error about too many tokens why a model with LongRoPE takes no more.
+def explaining_positions(model: ModelSpec | PreTrainedConfig) -> AbstractContextManager[None]:
+    """Add to an error about too many tokens why a model with LongRoPE takes no more."""
 
-    Raises:
-        ValueError: the same error, explained.
-    """
-    try:
-        yield
-    except ValueError as err:
+    def explained(said: str) -> str:
         if (length := original_positions(model)) is None:
-            raise
-        raise ValueError(
-            f"{err} It is a model with LongRoPE, of which {_ORIGINAL}={length} are used: one longer row "
+            return said
+        return (
+            f"{said} It is a model with LongRoPE, of which {_ORIGINAL}={length} are used: one longer row "
             "would change the numbers of all rows beside it."
-        ) from err
+        )
+
+    return retold(explained)
 
 
 def _stated(model: ModelSpec | PreTrainedConfig) -> dict[str, object]:
