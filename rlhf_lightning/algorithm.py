@@ -249,8 +249,8 @@ class RLHFAlgorithm(LightningModule):
         """Run one iteration, log what it reports, and count it."""
         started = time.perf_counter()
         reporting.reset_step_metrics(self.trainer)
-        rows, self.ptx_batch = data_checks.with_ptx(self, batch)
-        data_checks.warn_of_doubles(self, rows)
+        rows, self.ptx_batch = stepping.with_ptx(self, batch)
+        stepping.warn_of_doubles(self, rows)
         metrics = stepping.run_step(type(self).__name__, self.step, rows)
         self._update_followers()
         self.strategy.after_step()
@@ -277,7 +277,7 @@ class RLHFAlgorithm(LightningModule):
             Lists of B for callbacks: `prompts`, `responses`, `scores`, the raw `rows`, and `answers`, which
             are the responses without special tokens.
         """
-        rows = self.evaluate(data_checks.rows_of(self, batch))
+        rows = self.evaluate(stepping.rows_of(self, batch))
         scores = masked_sum(rows["scores"], rows["response_mask"], dim=1)
         self.log("val/reward", scores.mean(), batch_size=len(rows), prog_bar=True)
         self.log("val/response_length", rows["response_mask"].sum(dim=1).float().mean(), batch_size=len(rows))
@@ -289,7 +289,7 @@ class RLHFAlgorithm(LightningModule):
 
     def predict_step(self, batch: Columns, batch_idx: int) -> dict[str, list[object]]:
         """Answer prompts greedily; see `reporting.predicted`."""
-        rows, actor = data_checks.rows_of(self, batch), self.main_actor
+        rows, actor = stepping.rows_of(self, batch), self.main_actor
         return reporting.predicted(rows | actor.generate_sequences(rows, greedy=True), self.tokenizer)
 
     def evaluate(self, batch: Batch) -> Batch:

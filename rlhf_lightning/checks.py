@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 
 from rlhf_lightning.data import row_data, second_data
 from rlhf_lightning.data.tokenizer import load_tokenizer
-from rlhf_lightning.data_checks import is_own
 from rlhf_lightning.engines import (
     check_head,
     check_language,
@@ -29,6 +28,7 @@ from rlhf_lightning.optimizer import warn_of_slow_adapters
 from rlhf_lightning.options import factory
 from rlhf_lightning.rewards import Environment, preflight
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec
+from rlhf_lightning.stepping import is_own
 from rlhf_lightning.tokenizer_checks import check_tokenizers
 from rlhf_lightning.workers import Actor, Generator, Judge, Opponent, Reward, Role
 from rlhf_lightning.workers.naming import naming_judge, naming_role

@@ -1,19 +1,14 @@
-"""Checks of the data: whether the algorithm can learn from its columns, and what a batch of it is."""
+"""Checks of the data: whether the algorithm can learn from its columns."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from lightning.pytorch import LightningModule
-
-from rlhf_lightning.controller import Batch, Caller
-from rlhf_lightning.controller.block import Values
 from rlhf_lightning.data import RowData, TaskData, row_data, second_data
 from rlhf_lightning.functional import PairwiseLoss, SFTLoss
 from rlhf_lightning.running import KLPenalty
-from rlhf_lightning.workers import ReadingActor
+from rlhf_lightning.stepping import is_own
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -69,83 +64,6 @@ def check_columns(algorithm: RLHFAlgorithm) -> None:
             _check_steps(algorithm, data)
 
 
-def refusing_draws(algorithm: RLHFAlgorithm, callers: Mapping[str, Caller]) -> Mapping[str, Caller]:
-    """What receives the calls on each role's handle, where a step that only reads answers must draw none."""
-    if not algorithm.reads_only or "actor" not in callers:
-        return callers
-    kind = type(algorithm)
-    hooks = {"training_step": "step"}
-    if kind.on_train_start is not LightningModule.on_train_start:  # else callbacks alone may draw there
-        hooks["on_train_start"] = "on_train_start"
-
-    def drawing() -> str:
-        hook = hooks.get(algorithm._current_fx_name or "")
-        return f"{kind.__name__}.{hook}" if hook else ""
-
-    return {**callers, "actor": ReadingActor(drawing, callers["actor"])}
-
-
-def rows_of(algorithm: RLHFAlgorithm, batch: Mapping[str, Values]) -> Batch:
-    """The rows that a loader gave: columns by name, among them prompts.
-
-    Raises:
-        ValueError: there are no prompts, and no step of the user's own that may do without, or make them.
-        TypeError: it has no columns.
-    """
-    given: object = batch  # a plain DataLoader may yield anything
-    if isinstance(given, Mapping) and not is_own(type(algorithm).step):
-        _check_encoded(algorithm, given, what="a batch")
-    return Batch.of(batch)
-
-
-def with_ptx(algorithm: RLHFAlgorithm, batch: Mapping[str, Values]) -> tuple[Batch, Batch | None]:
-    """The rows of an iteration, and its pre-training rows where MixedData puts some under the key `ptx`.
-
-    Raises:
-        ValueError: there are no prompts, as `rows_of` says.
-        TypeError: there are no columns.
-    """
-    given: object = batch
-    ptx = given.get("ptx") if isinstance(given, Mapping) else None
-    if not isinstance(ptx, Mapping):
-        return rows_of(algorithm, batch), None
-    return Batch.of({name: column for name, column in batch.items() if name != "ptx"}), Batch.of(ptx)
-
-
-def check_loader(algorithm: RLHFAlgorithm, loader: object) -> None:
-    """Refuse rows, or a data set of them, in place of a loader: Lightning would take each row for a batch."""
-    if isinstance(loader, Mapping):  # one of a list
-        _check_encoded(algorithm, loader, what="a row")
-    elif isinstance(names := getattr(loader, "column_names", None), Sequence):
-        _check_encoded(algorithm, names, what=f"a row of {type(loader).__name__}")
-
-
-def _check_encoded(algorithm: RLHFAlgorithm, columns: Iterable[str], *, what: str) -> None:
-    if "prompt_ids" not in columns:
-        reading = "PreferenceData" if algorithm.needs_pairs else "CompletionData"
-        kind = reading if algorithm.reads_only else "PromptData"
-        raise ValueError(
-            f"{what} has the columns {sorted(map(str, columns))}, and no 'prompt_ids': data modules encode "
-            f"rows and make batches of them. Type trainer.fit(..., datamodule={kind}.from_rows(rows, "
-            "batch_size=16))."
-        )
-
-
-def warn_of_doubles(algorithm: RLHFAlgorithm, rows: Batch) -> None:
-    """Say once where rows of a batch have one row id, by which answers are drawn."""
-    draws = not algorithm.reads_only and "actor" in algorithm.roles()
-    if algorithm.told_of_doubles or not draws or "row_ids" not in rows:
-        return
-    ids, times = rows["row_ids"].unique(return_counts=True)
-    if len(ids) < len(rows):
-        algorithm.told_of_doubles = True
-        logger.warning(
-            "%d of the %d rows of a batch have the row id of another, such as %d, and its answers: "
-            "let the sampler yield keys n << 32 | index, with another n each time that it draws a row.",
-            *(len(rows) - len(ids), len(rows), ids[times > 1][0]),
-        )
-
-
 def _giving(missing: set[str], data: RowData) -> str:
     """What to type for the columns that the data does not give."""
     if missing == {"safe"}:
@@ -165,11 +83,6 @@ def check_imitable(algorithm: RLHFAlgorithm, stage: str) -> None:
             f"{data.marks_bad}: the bad ones too. Try --data completiondata, with --data.response_field "
             "chosen where rows have pairs."
         )
-
-
-def is_own(step: Callable[..., object]) -> bool:
-    """Whether the user wrote a `step`, which may make columns, and read what the algorithms here do not."""
-    return not step.__module__.startswith(f"{__package__}.")
 
 
 def _check_margins(algorithm: RLHFAlgorithm, data: RowData) -> None:

@@ -10,8 +10,8 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from rlhf_lightning.data import row_data
-from rlhf_lightning.data_checks import check_loader
 from rlhf_lightning.reporting import validation_interval
+from rlhf_lightning.stepping import check_encoded
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -62,7 +62,11 @@ def _check_length(trainer: Trainer) -> None:
     if trainer.state.fn != "fit" or not trainer.limit_train_batches:
         return
     for loader in _loaders(_source(trainer, "train")).flattened:
-        check_loader(cast("RLHFAlgorithm", trainer.lightning_module), loader)
+        module = cast("RLHFAlgorithm", trainer.lightning_module)
+        if isinstance(loader, Mapping):  # a row of a list: Lightning takes each row for a batch, here and below
+            check_encoded(module, loader, what="a row")
+        elif isinstance(names := getattr(loader, "column_names", None), Sequence):
+            check_encoded(module, names, what=f"a row of {type(loader).__name__}")
         if sized_len(loader) is None:
             raise ValueError(
                 f"{type(loader).__name__}: it gives training batches and has no length. One would be taken "

@@ -20,6 +20,7 @@ from rlhf_lightning.mapping.observe import recipe, shape_of
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.trace import trace, traced_batch
 from rlhf_lightning.mapping.workload import Workload
+from rlhf_lightning.stepping import is_own
 from rlhf_lightning.workers import Actor, Settings
 from rlhf_lightning.workers.naming import naming_role
 
@@ -44,7 +45,7 @@ def read_dataflow(algorithm: RLHFAlgorithm, rows: int) -> Dataflow:
     """
     data = _data(algorithm)
     twin = copy.deepcopy(algorithm)
-    if data is not None and not type(algorithm).setup.__module__.startswith(f"{__package__}."):
+    if data is not None and is_own(type(algorithm).setup):
         twin.trainer = algorithm.trainer
         twin.setup(algorithm.trainer.state.fn or "fit")
     twin.ptx_batch = traced_batch(rows)

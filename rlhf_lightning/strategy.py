@@ -23,7 +23,7 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from rlhf_lightning import checkpoint as files
-from rlhf_lightning import checks, data_checks, resume
+from rlhf_lightning import checks, resume, stepping
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.checkpoint_source import CheckpointSource
 from rlhf_lightning.controller import Caller, CallReport, WorkerGroup
@@ -239,7 +239,7 @@ class Strategy(SingleDeviceStrategy):
     def _launch(self, roles: Mapping[str, Role]) -> None:
         placements, transport = self.start(roles), cast(Transport, self.transport)
         self.workers = {n: WorkerGroup(n, transport, p.layout, p.devices) for n, p in placements.items()}
-        callers = data_checks.refusing_draws(self.algorithm, self.callers(self.workers))
+        callers = stepping.refusing_draws(self.algorithm, self.callers(self.workers))
         self._handles = {name: roles[name].bound(caller) for name, caller in callers.items()}
         self.algorithm.bind({n: handle for n, handle in self._handles.items() if n in self.algorithm.roles()})
         self.algorithm.advantages_on = self.settings.advantages
