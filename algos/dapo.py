@@ -39,11 +39,7 @@ class DAPO(GRPO):
     progress = ("reward/drawn",)
 
     def __post_init__(self) -> None:
-        """Refuse an overlong penalty that would begin before the answer does.
-
-        Raises:
-            ValueError: `overlong.buffer` is longer than the longest answer, or an option of GRPO is wrong.
-        """
+        """Refuse an overlong penalty that would begin before the answer does."""
         super().__post_init__()
         self._held = WaitingGroups(size=self.group_size)
         if self.overlong is not None:

@@ -43,11 +43,7 @@ class GRPO(RLHFAlgorithm):
     """Rows (answers) per optimizer step; 0 is the whole batch."""
 
     def __post_init__(self) -> None:
-        """Refuse groups whose answers cannot differ.
-
-        Raises:
-            ValueError: `group_size` is below 2, or the actor answers greedily.
-        """
+        """Refuse groups whose answers cannot differ: of one answer, or of greedy ones."""
         if self.group_size < 2:
             raise ValueError(
                 f"group_size={self.group_size}: an answer is compared with others to its prompt. Try 8."

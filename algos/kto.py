@@ -36,11 +36,7 @@ class KTO(RLHFAlgorithm):
     """Rows per optimizer step, at least 2; 0 is the whole batch."""
 
     def __post_init__(self) -> None:
-        """Refuse mini-batches of one row.
-
-        Raises:
-            ValueError: `mini_batch_size` is 1, and the baseline needs answers to other prompts.
-        """
+        """Refuse mini-batches of one row, where the baseline needs answers to other prompts."""
         self.positions: int | None = None
         if self.mini_batch_size == 1 and self.loss.baseline:
             raise ValueError(

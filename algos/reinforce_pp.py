@@ -33,11 +33,7 @@ class ReinforcePP(RLHFAlgorithm):
     """Rows (answers) per optimizer step; 0 is the whole batch."""
 
     def __post_init__(self) -> None:
-        """Refuse a group size or a discount outside its range.
-
-        Raises:
-            ValueError: `group_size` is below 1, its answers cannot differ, or the discount is out of range.
-        """
+        """Refuse a group size or a discount outside its range."""
         if self.group_size < 1:
             raise ValueError(f"group_size={self.group_size}: a prompt has at least 1 answer. Try 1, or 8.")
         if self.group_size > 1:

@@ -38,11 +38,7 @@ class ReMax(RLHFAlgorithm):
     """Rows (answers) per optimizer step; 0 is the whole batch."""
 
     def __post_init__(self) -> None:
-        """Refuse answers that are all the greedy one, and what its estimator refuses.
-
-        Raises:
-            ValueError: one of these, or `group_size` is below 1.
-        """
+        """Refuse no answers, ones that are all the greedy one, and what its estimator refuses."""
         if self.group_size < 1:
             raise ValueError(f"group_size={self.group_size}: a prompt has at least 1 answer. Try 1, or 4.")
         self.refuse_greedy("ReMax compares drawn answers with the greedy one")

@@ -43,11 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_fields(algorithm: RLHFAlgorithm) -> None:
-    """Refuse values of wrong types, roles that no strategy would place, optimizers without use, empty loops.
-
-    Raises:
-        ValueError: a field is of the wrong type, too small or unread, or a role is no field, or nowhere.
-    """
+    """Refuse values of wrong types, roles that no strategy would place, unread optimizers, empty loops."""
     check_types(algorithm)
     _check_names(algorithm)
     roles = algorithm.roles()
@@ -133,9 +129,6 @@ def check_roles(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
     Args:
         algorithm: its roles have paths and seeds.
         generates: whether the actor generates answers, rather than reading given ones.
-
-    Raises:
-        ValueError: one of them cannot work; the message names its option.
     """
     if algorithm.trainer.state.fn == "fit":
         _warn_of_rates(algorithm)
@@ -154,15 +147,7 @@ def _warn_of_rates(algorithm: RLHFAlgorithm) -> None:
 
 
 def _check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
-    """Refuse models that are missing or damaged, or too short for the rows.
-
-    Args:
-        algorithm: its roles have paths and seeds.
-        generates: whether the actor generates answers, rather than reading given ones.
-
-    Raises:
-        ValueError: a model is missing, damaged, of the wrong kind, or has too few positions.
-    """
+    """Refuse models that are missing or damaged, or too short for the rows."""
     data, main = row_data(algorithm.trainer), algorithm.main_model
     task = algorithm.trainer.state.fn
     predicts = task == "predict"
@@ -231,9 +216,6 @@ def _check_correction(algorithm: RLHFAlgorithm) -> None:
     """Refuse losses that compare two log-probabilities of drawn answers where there is only one.
 
     A step of the user's own may compute another one for a loss of the user's own.
-
-    Raises:
-        ValueError: a loss reads both columns, and the actor does not recompute log-probabilities.
     """
     for name, loss in algorithm.loss_fields().items():
         corrected = isinstance(loss, PolicyLoss) and loss.correction

@@ -54,16 +54,12 @@ def _check_given(trainer: Trainer) -> None:
 
 
 def _check_length(trainer: Trainer) -> None:
-    """Refuse a training loader without a length: Lightning takes a batch ahead, to find the last one.
-
-    Raises:
-        ValueError: there is one, or rows in place of a loader.
-    """
+    """Refuse rows in place of a training loader, and one without a length: Lightning takes a batch ahead."""
     if trainer.state.fn != "fit" or not trainer.limit_train_batches:
         return
     for loader in _loaders(_source(trainer, "train")).flattened:
         module = cast("RLHFAlgorithm", trainer.lightning_module)
-        if isinstance(loader, Mapping):  # a row of a list: Lightning takes each row for a batch, here and below
+        if isinstance(loader, Mapping):  # one of a list; Lightning takes each for a batch
             check_encoded(module, loader, what="a row")
         elif isinstance(names := getattr(loader, "column_names", None), Sequence):
             check_encoded(module, names, what=f"a row of {type(loader).__name__}")
@@ -124,11 +120,7 @@ def _check_shares(trainer: Trainer) -> None:
 
 
 def _check_reached(trainer: Trainer) -> None:
-    """Refuse an interval of more iterations than an epoch has: Lightning would, with all models loaded.
-
-    Raises:
-        ValueError: there is such an interval, and it is counted anew in each epoch.
-    """
+    """Refuse an interval, counted anew in each epoch, of more iterations than one has."""
     data, interval, limit = row_data(trainer), validation_interval(trainer), trainer.limit_train_batches
     validates = trainer.limit_val_batches and trainer.check_val_every_n_epoch
     if data is None or trainer.state.fn != "fit" or not validates or not isinstance(interval, int):

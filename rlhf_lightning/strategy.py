@@ -80,11 +80,7 @@ class Strategy(SingleDeviceStrategy):
         return self
 
     def __post_init__(self) -> None:
-        """Refuse impossible options, complete `settings`, and begin with nothing placed.
-
-        Raises:
-            ValueError: an option is out of range, or contradicts another.
-        """
+        """Refuse impossible options, complete `settings`, and begin with nothing placed."""
         complete(self)
         check_options(self)
         engine = self.engine or self.settings.engine or "fsdp"

@@ -25,12 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_options(strategy: Strategy) -> None:
-    """Refuse values of wrong types, no devices or time, other engines, and offloading that does nothing.
-
-    Raises:
-        ValueError: a field is of the wrong type, `devices` or `timeout_s` is too small, the strategy trains
-            with another engine, or `offload` contradicts `vllm.sleep` or is set where no roles share devices.
-    """
+    """Refuse values of wrong types, no devices or time, other engines, and offloading that does nothing."""
     check_types(strategy, name="strategy")
     if strategy.devices is not None and strategy.devices < 1:
         raise ValueError(f"strategy.devices={strategy.devices}: a job needs at least 1 device.")
@@ -177,11 +172,7 @@ def _check_sleeping(strategy: Strategy, roles: Mapping[str, Role], pools: Sequen
 
 
 def check_start(algorithm: RLHFAlgorithm) -> None:
-    """Refuse models that a first run has trained, and incomplete ones.
-
-    Raises:
-        ValueError: the algorithm was trained here before, or a `setup` of its own has not completed it.
-    """
+    """Refuse models that a first run has trained, and incomplete ones."""
     _check_restart(algorithm)
     _check_set_up(algorithm)
 

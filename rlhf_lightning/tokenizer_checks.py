@@ -18,22 +18,14 @@ if TYPE_CHECKING:
 
 
 def check_tokenizers(algorithm: RLHFAlgorithm) -> None:
-    """Refuse models, judges and rows that mean other texts, or none, by the main model's token ids.
-
-    Raises:
-        ValueError: one of them does.
-    """
+    """Refuse models, judges and rows that mean other texts, or none, by the main model's token ids."""
     _check_texts(algorithm)
     _check_models(algorithm)
     _check_rows(algorithm)
 
 
 def _check_texts(algorithm: RLHFAlgorithm) -> None:
-    """Refuse a judge's tokenizer that makes other texts of the answers than the main model's.
-
-    Raises:
-        ValueError: it numbers tokens otherwise.
-    """
+    """Refuse a judge's tokenizer that makes other texts of the answers than the main model's."""
     main = algorithm.main_model
     for name, role in algorithm.roles().items():
         if not isinstance(role, Judge) or role.tokenizer == main.path or not has_tokenizer(main):
@@ -50,10 +42,6 @@ def _check_models(algorithm: RLHFAlgorithm) -> None:
 
     A judge of whole responses may have another tokenizer: responses are re-encoded for it, which is tried out
     here on the data's messages. So may a role whose class says `own_tokens`, which is given texts.
-
-    Raises:
-        ValueError: the actor has another tokenizer than the data, or a model another than the actor, and its
-            texts cannot be re-encoded.
     """
     main, trainer = algorithm.main_model, algorithm.trainer
     for part in filter(None, (row_data(trainer), second_data(trainer))):
@@ -116,9 +104,6 @@ def _check_rows(algorithm: RLHFAlgorithm) -> None:
     """Refuse rows with tokens that the main model has no embeddings for: some engines would make numbers up.
 
     Its tokenizer may have more tokens than it: Gemma 3's smallest model has none for images.
-
-    Raises:
-        ValueError: a row has one.
     """
     main = algorithm.main_model
     size = num_tokens(main)

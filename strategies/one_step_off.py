@@ -41,11 +41,7 @@ class OneStepOff(OpenRLHF):
     answers are continued by the next weights."""
 
     def __post_init__(self) -> None:
-        """Refuse a staleness below 1.
-
-        Raises:
-            ValueError: `max_staleness` is below 1.
-        """
+        """Refuse a staleness below 1."""
         super().__post_init__()
         if self.max_staleness < 1:
             raise ValueError(

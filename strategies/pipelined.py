@@ -25,11 +25,7 @@ class Pipelined(OpenRLHF):
     """Parts in which the answers of a batch are passed on; each has the rows that end next."""
 
     def __post_init__(self) -> None:
-        """Refuse a batch in one part.
-
-        Raises:
-            ValueError: `parts` is below 2.
-        """
+        """Refuse a batch in one part."""
         super().__post_init__()
         if self.parts < 2:
             raise ValueError(

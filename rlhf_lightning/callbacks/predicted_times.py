@@ -51,12 +51,7 @@ class PredictedTimes(Callback):
             clusters.load(hardware)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse a GPU without a known description, a directory that takes no files, a run without metrics.
-
-        Raises:
-            ValueError: the GPU is of an unknown kind, or on other machines; or nothing can be written there,
-                or nothing is logged.
-        """
+        """Refuse a GPU of an unknown kind, a directory that takes no files, a run without metrics."""
         if stage == "fit":
             if trainer.barebones:
                 raise ValueError(

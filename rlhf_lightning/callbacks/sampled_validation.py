@@ -56,12 +56,7 @@ class SampledValidation(Callback):
         return replace(own, temperature=temperature, top_p=own.top_p if self.top_p is None else self.top_p)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse what cannot work, before any worker starts.
-
-        Raises:
-            ValueError: the algorithm has no reward, all answers to a prompt would be the same, nothing is
-                validated, or the actor cannot draw them so.
-        """
+        """Refuse a run without a reward or a validation, and answers that cannot differ, or be drawn so."""
         if stage not in ("fit", "validate"):
             return
         if not (

@@ -55,9 +55,6 @@ def check_place(option: str, given: str) -> None:
     Args:
         option: its name.
         given: the file; nothing is checked where it is empty.
-
-    Raises:
-        ValueError: it is a directory, or its directory does not exist.
     """
     path = Path(given)
     if given and (path.is_dir() or not path.parent.is_dir()):
@@ -66,11 +63,7 @@ def check_place(option: str, given: str) -> None:
 
 
 def check_picture(given: str) -> None:
-    """Refuse a file of `--picture` that could not be written; nothing is checked where it is empty.
-
-    Raises:
-        ValueError: its place is refused by `check_place`, or its ending is none of `PICTURES`.
-    """
+    """Refuse a file of `--picture` that could not be written; nothing is checked where it is empty."""
     check_place("picture", given)
     path = Path(given)
     if given and path.suffix not in PICTURES:

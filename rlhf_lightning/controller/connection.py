@@ -60,9 +60,6 @@ def check_address(address: str, origin: str = OPTION) -> None:
     Args:
         address: `auto` or host:port.
         origin: the option or the variable that says so.
-
-    Raises:
-        ValueError: the address is not `auto` or host:port, or nothing listens there.
     """
     if address == "auto":
         return
@@ -87,11 +84,7 @@ def check_address(address: str, origin: str = OPTION) -> None:
 
 
 def check_sockets() -> None:
-    """Refuse a directory for temporary files in which Ray cannot make its sockets.
-
-    Raises:
-        ValueError: its path is too long, or not ASCII.
-    """
+    """Refuse a directory for temporary files in which Ray cannot make its sockets."""
     folder = get_default_system_temp_dir()
     longest = f"/ray/session_YYYY-MM-DD_HH-MM-SS_ffffff_{os.getpid()}/sockets/plasma_store"
     room = SOCKET_BYTES - len(longest)

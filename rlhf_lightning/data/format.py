@@ -41,11 +41,7 @@ class Format:
     """Rows of a batch that one raw row becomes: 2 for a pair."""
 
     def check_template(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Refuse variables that a tokenizer's chat template does not have.
-
-        Raises:
-            ValueError: there is no template, it is not used, or it has no such variable.
-        """
+        """Refuse a chat template that is not there, and variables that it lacks or that nothing reads."""
         if self.chat_template and not tokenizer.chat_template:
             raise ValueError(
                 f"data.chat_template=true: the tokenizer of {tokenizer.name_or_path} has no chat template. "

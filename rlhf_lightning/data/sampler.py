@@ -88,10 +88,6 @@ class EpochSampler(Sampler[int]):
 
         Args:
             order: the interrupted epoch's, as from `order`; values that it lacks are taken as unchanged.
-
-        Raises:
-            ValueError: the data has another number of rows now, or is shuffled now and was not, or was, or
-                draws its rows now and did not, or did.
         """
         if order.get("drawn", self.drawn) != self.drawn:
             raise ValueError(

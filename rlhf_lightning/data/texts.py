@@ -86,11 +86,7 @@ class TextData(RowData):
         )
 
     def check_lengths(self, *, positions: int, new_tokens: int, generates: bool) -> None:
-        """Refuse blocks that the model cannot take, or answers to their first tokens; after `setup`.
-
-        Raises:
-            ValueError: a block, or its first token with an answer, is longer than the model has positions.
-        """
+        """Refuse blocks that the model cannot take, or answers to their first tokens; after `setup`."""
         if generates and new_tokens >= positions:
             raise ValueError(
                 f"sampling.max_new_tokens={new_tokens}: with the prompt, a block's first token, that makes "

@@ -55,11 +55,7 @@ def preference_loss(
 
 
 def check_preference(kind: PreferenceKind, label_smoothing: float) -> None:
-    """Refuse an unknown kind, and a label smoothing that the kind does not have.
-
-    Raises:
-        ValueError: the kind is unknown, or `label_smoothing` is outside [0, 0.5) or not for this kind.
-    """
+    """Refuse an unknown kind, and a label smoothing outside [0, 0.5) or that the kind does not have."""
     known = get_args(PreferenceKind)
     if kind not in known:
         raise ValueError(f"kind={kind!r}: unknown preference loss. Try one of {', '.join(known)}.")

@@ -192,20 +192,12 @@ class Actor(Role):
         return method == "generate_sequences" and self.settings.generator == "vllm"
 
     def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:
-        """Refuse a layout in which the model cannot be trained, or cannot generate.
-
-        Raises:
-            ValueError: heads, layers or sizes do not divide, or vLLM is not there or does not take the model.
-        """
+        """Refuse a layout in which the model cannot be trained, or cannot generate."""
         super().check_layout(layout, settings)
         self.check_generation(layout, settings)
 
     def check_generation(self, layout: ParallelLayout, settings: Settings) -> None:
-        """Refuse a layout in which the model cannot generate.
-
-        Raises:
-            ValueError: vLLM is not there, or does not take the model or the layout.
-        """
+        """Refuse a layout in which the model cannot generate, and a vLLM that does not take it."""
         if settings.generator == "vllm":
             check_vllm(read_config(self), layout, settings=settings.vllm, on_cpu=not num_gpus())
 

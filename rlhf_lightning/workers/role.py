@@ -355,11 +355,7 @@ class Role(ModelSpec, Remote):
         return engine is not None and engine.memory_owner is its
 
     def check_layout(self, layout: ParallelLayout, settings: Settings) -> None:
-        """Refuse a layout in which the model cannot be divided, reading its config.json only.
-
-        Raises:
-            ValueError: heads, layers or sizes do not divide.
-        """
+        """Refuse a layout in which the model cannot be divided, reading its config.json only."""
         settings.training.check(self, self.head, layout)
         self._check_lora(settings)
 
