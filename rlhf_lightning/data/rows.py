@@ -11,15 +11,16 @@ from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar, cast
 
 from rlhf_lightning.data.arrow import without_nulls
 from rlhf_lightning.extras import import_extra
 from rlhf_lightning.names import meant
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
+T = TypeVar("T")
 Row = dict[str, object]
 """One JSON object of the data."""
 
@@ -34,18 +35,6 @@ _FROM_CSV = (
 )
 """A command of the shell that makes JSON Lines of a table."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-
-
-class DataSet(Protocol):
-    """The part of `datasets.Dataset` that is used here."""
-
-    def __len__(self) -> int: ...
-
-    def select(self, indices: Iterable[int]) -> DataSet:
-        """Return some of the rows."""
-
-    def to_list(self) -> list[Row]:
-        """Return the rows as dicts."""
 
 
 class Reference(NamedTuple):
@@ -191,7 +180,7 @@ def _read_data_set(reference: Reference, path: str, option: str, limit: int | No
     single = isinstance(loaded, datasets.Dataset)
     if saved:
         _check_saved(reference, loaded.split if single else reference.split, given=f"{option}={path}")
-    split: DataSet = loaded if single else _pick_split(loaded, reference.split, path, option)
+    split = loaded if single else _pick_split(loaded, reference.split, path, option)
     count = len(split) if limit is None else min(limit, len(split))
     return [without_nulls(row) for row in split.select(range(count)).to_list()]
 
@@ -211,7 +200,7 @@ def _check_saved(reference: Reference, split: object, *, given: str) -> None:
         )
 
 
-def _pick_split(splits: Mapping[str, DataSet], wanted: str | None, path: str, option: str) -> DataSet:
+def _pick_split(splits: Mapping[str, T], wanted: str | None, path: str, option: str) -> T:
     if wanted is None and len(splits) == 1:
         return next(iter(splits.values()))
     name = wanted or "train"

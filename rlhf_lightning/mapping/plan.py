@@ -131,7 +131,7 @@ def plan(
     kinds, offered = [], list[tuple[int, ...]]()
     for i, (on, number) in enumerate(clusters):
         if sizes is None or i:
-            check_devices(on, number, among=len(clusters))
+            _check_devices(on, number, among=len(clusters))
         own = None if i else sizes
         offered.append(tuple(own or pool_sizes(number, on.hardware.gpus_per_node)))
         kinds.append(DeviceKind(on, number, offered[-1]))
@@ -150,23 +150,18 @@ def cluster_text(clusters: Sequence[tuple[SimulatedCosts, int]]) -> str:
     return " and ".join(f"{devices} x {costs.hardware.name}" for costs, devices in clusters)
 
 
-def check_devices(costs: SimulatedCosts, devices: int, *, among: int = 1) -> None:
+def _check_devices(costs: SimulatedCosts, devices: int, *, among: int) -> None:
     """Refuse a number of devices that neither divides a node nor fills whole nodes; see `pool_sizes`.
 
     Args:
         costs: what the models cost on this kind of devices.
         devices: how many there are of it.
         among: how many kinds the cluster has; of several each has its number in `--hardware`.
-
-    Raises:
-        ValueError: the message has the nearest possible numbers, and the smallest cluster for the models.
     """
     node = costs.hardware.gpus_per_node
     if devices in pool_sizes(devices, node):
         return
     option = f"--hardware {costs.hardware.name}:" if among > 1 else "--devices "
-    if devices < 1:
-        raise ValueError(f"--devices {devices}: a job needs at least 1 device.")
     near = [n for n in pool_sizes(devices + node, node) if n < devices][-1:]
     near += [n for n in pool_sizes(devices + node, node) if n > devices][:1]
     raise ValueError(
