@@ -64,16 +64,12 @@ def check_pools(strategy: Strategy, roles: Sequence[str], found: object) -> list
             '[ResourcePool("all", devices or 1, tuple(roles))], or several of them.'
         )
     check_placed([pool.roles for pool in pools], roles, where=where)
-    if wrong := [pool for pool in pools if not _is_count(pool.num_devices)]:
+    if wrong := [pool for pool in pools if type(pool.num_devices) is not int or pool.num_devices < 1]:
         raise ValueError(
             f"{where}: the pool of {', '.join(wrong[0].roles)} has num_devices={wrong[0].num_devices!r}. "
             "Give it a whole number, at least 1 (// divides whole numbers)."
         )
     return pools
-
-
-def _is_count(number: object) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number >= 1
 
 
 def check_placed(pools: Sequence[Sequence[str]], roles: Sequence[str], *, where: str) -> None:

@@ -67,10 +67,13 @@ class Column:
 
     @staticmethod
     def joined(columns: Sequence[Column]) -> Column:
-        """The rows of several columns, one after the other; empty pieces are dropped while a row is left."""
+        """The rows of several columns, one after the other.
+
+        Empty pieces are dropped; where all are, the first stays, which keeps the width and dtype.
+        """
         pieces = [piece for column in columns for piece in column.pieces]
         if all(column.by is None for column in columns):
-            return Column(_with_rows(pieces))
+            return Column(tuple(piece for piece in pieces if len(piece.rows)) or tuple(pieces[:1]))
         sizes = [sum(len(piece.rows) for piece in column.pieces) for column in columns]
         before = np.cumsum([0, *sizes[:-1]])
         rows = np.concatenate([start + c.row_numbers() for start, c in zip(before, columns, strict=True)])
@@ -159,8 +162,3 @@ class Column:
         value = decode([p.block(found) for p in self.pieces], by=[p.block(found) for p in by], name=name)
         is_view = len(self.pieces) == 1 and self.by is None
         return value.clone() if isinstance(value, torch.Tensor) and is_view else value
-
-
-def _with_rows(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
-    """The pieces that have rows; where none has any, the first, which keeps the width and dtype."""
-    return tuple(piece for piece in pieces if len(piece.rows)) or tuple(pieces[:1])

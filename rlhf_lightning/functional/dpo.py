@@ -139,7 +139,8 @@ class DPOLoss(PairLoss):
         mask = rows["response_mask"]
         log_probs = zero_masked(outputs["log_probs"], mask)
         d = log_probs - zero_masked(rows["ref_log_probs"], mask)
-        chosen, rejected = split_pairs(self._log_ratios(d, mask))
+        average = self.kind == "ipo" if self.length_average is None else self.length_average
+        chosen, rejected = split_pairs(masked_mean(d, mask, dim=1) if average else d.sum(dim=1))
         each = preference_loss(
             chosen - rejected, kind=self.kind, beta=self.beta, label_smoothing=self.label_smoothing
         )
@@ -151,7 +152,3 @@ class DPOLoss(PairLoss):
         sft, of_sft = sft_term(log_probs, mask, counts, coef=self.sft_coef, prefix="dpo/")
         loss = loss + sft
         return loss, metrics | of_sft | {"dpo/loss": loss.detach()}
-
-    def _log_ratios(self, d: Tensor, mask: Tensor) -> Tensor:
-        average = self.kind == "ipo" if self.length_average is None else self.length_average
-        return masked_mean(d, mask, dim=1) if average else d.sum(dim=1)

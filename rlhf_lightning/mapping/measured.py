@@ -32,7 +32,7 @@ def begin(path: Path, hardware: Hardware) -> None:
 
 def append(path: Path, iteration: Iteration) -> None:
     """Add an iteration."""
-    _write(path, iteration.as_dict())
+    _write(path, dataclasses.asdict(iteration))
 
 
 def _write(path: Path, values: dict[str, Any]) -> None:

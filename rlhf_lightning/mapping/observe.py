@@ -15,7 +15,6 @@ from rlhf_lightning.mapping.dataflow import Kind, kind_of
 from rlhf_lightning.mapping.phases import Phase
 from rlhf_lightning.mapping.shapes import ModelShape
 from rlhf_lightning.mapping.workload import Workload
-from rlhf_lightning.parallel.layout import ParallelLayout
 from rlhf_lightning.workers import Actor, Generator, Role, Settings
 
 _OTHERS = ("accumulate", "start", "hold", "carry")
@@ -126,6 +125,9 @@ def phases(
             continue
         group = workers[name]
         calls = max(sum(report.num_rows > 0 for report in mine) for mine in ranks.values())
+        # The rows are those of all calls on the fullest device.
+        replicas = group.layout.generating.num_replicas if kind == "generate" else group.layout.d
+        total = max(1, round(rows / calls)) * replicas
         found.append(
             Phase(
                 role=name,
@@ -136,9 +138,7 @@ def phases(
                 devices=group.devices,
                 shape=models[name],
                 layout=group.layout,
-                workload=_workload(
-                    role, settings[name], lengths, rows=_total(rows, kind, group.layout, calls)
-                ),
+                workload=_workload(role, settings[name], lengths, rows=total),
                 rescored=kind == "generate" and isinstance(role, Actor) and role.recompute_log_probs,
             )
         )
@@ -170,12 +170,6 @@ def _kind(role: Role, method: str) -> Kind | None:
     if known is None or not known.takes_rows or method.startswith(_OTHERS):
         return None
     return kind_of(method) if known.reads is None or "prompt_ids" in known.reads else None
-
-
-def _total(rows: int, kind: Kind, layout: ParallelLayout, calls: int) -> int:
-    """Rows of one call over all replicas, given the rows of all calls on the fullest device."""
-    replicas = layout.generating.num_replicas if kind == "generate" else layout.d
-    return max(1, round(rows / calls)) * replicas
 
 
 def _workload(role: Role, settings: Settings, lengths: Lengths, *, rows: int) -> Workload:

@@ -8,7 +8,6 @@ seconds, which are the sum over its models.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -127,13 +126,9 @@ class Iteration:
             spent[PHASES[phase.kind]][phase.devices] += value
         return sum(max(pools.values()) for pools in spent.values())
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data, for a file."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Iteration:
-        """The inverse of `as_dict`.
+        """The inverse of `dataclasses.asdict`.
 
         Raises:
             KeyError, TypeError, ValueError: the values are not those of an iteration.

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from rlhf_lightning.mapping.auto_parallel import AutoParallel
 from rlhf_lightning.mapping.dataflow import Work
-from rlhf_lightning.mapping.hardware import Hardware
 from rlhf_lightning.mapping.partitions import pool_sizes, set_partitions
 from rlhf_lightning.mapping.search import DeviceKind, DeviceMapping, Pool, Search, Sets
 from rlhf_lightning.mapping.simulated import WAVES, SimulatedCosts
@@ -138,8 +137,10 @@ def plan(
     search = Search(kinds, roles)
     found = search.best(count)
     if not found:
-        each = [_missing(on, n, sizes) for (on, n), sizes in zip(clusters, offered, strict=True)]
-        missing = _missing_of_all(clusters, each) if others else each[0]
+        missing = "; ".join(_missing(on, n, own) for (on, n), own in zip(clusters, offered, strict=True))
+        if others:
+            whole = f"no division of the models over {cluster_text(clusters)} holds them"
+            missing = f"{whole}. Each kind alone: {missing}."
         raise ValueError(f"{missing} {_only_replicas(costs)}".rstrip())
     compared = {name: search.best_of(sets) for name, sets in (baselines or {}).items()}
     return Plan(clusters, tuple(found), compared, time.perf_counter() - started)
@@ -175,7 +176,15 @@ def _missing(costs: SimulatedCosts, devices: int, sizes: Sequence[int]) -> str:
     """The error for models that do not fit: how much memory is missing, and which cluster would do."""
     node = costs.hardware.gpus_per_node
     vast = dataclasses.replace(costs.hardware, memory_bytes=1e30, usable_memory=1.0)
-    unlimited = AutoParallel(_on(costs, vast))
+    on_vast = SimulatedCosts(
+        vast,
+        costs.dataflow,
+        costs.shapes,
+        workload=costs.workload,
+        recipes=costs.recipes,
+        allows=costs.allows,
+    )
+    unlimited = AutoParallel(on_vast)
     needed, most = min((unlimited.min_bytes(costs.roles, size), -size) for size in sizes)
     has = costs.capacity
     lead = f"{', '.join(costs.roles)} do not fit on {devices} x {costs.hardware.name}"
@@ -211,12 +220,6 @@ def _no_room(workload: Workload) -> str:
             "leave less free, larger where weights fill it)"
         )
     return f"beside them vLLM does not start: it takes {asked}. Try {other}, or more devices."
-
-
-def _missing_of_all(clusters: Sequence[tuple[SimulatedCosts, int]], each: Sequence[str]) -> str:
-    """The same for a cluster of several kinds, each of which might hold a part of the models."""
-    alone = "; ".join(each)
-    return f"no division of the models over {cluster_text(clusters)} holds them. Each kind alone: {alone}."
 
 
 def _only_replicas(costs: SimulatedCosts) -> str:
@@ -255,14 +258,3 @@ def smallest_cluster(costs: SimulatedCosts) -> int | None:
             if len(counts) == len(sets):
                 found.append(next((n for n in sizes if n >= sum(counts)), LARGEST + 1))
     return min((n for n in found if n <= LARGEST), default=None)
-
-
-def _on(costs: SimulatedCosts, hardware: Hardware) -> SimulatedCosts:
-    return SimulatedCosts(
-        hardware,
-        costs.dataflow,
-        costs.shapes,
-        workload=costs.workload,
-        recipes=costs.recipes,
-        allows=costs.allows,
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -74,7 +74,7 @@ def test_seconds_that_no_model_accounts_for() -> None:
 
 def test_through_a_file() -> None:
     one = iteration(phase("actor", "generate"), replace(phase("critic", "train"), layout=ParallelLayout()))
-    assert Iteration.of(json.loads(json.dumps(one.as_dict()))) == one
+    assert Iteration.of(json.loads(json.dumps(asdict(one)))) == one
 
 
 @pytest.mark.parametrize(("reshards", "defers"), [(True, True), (False, True), (False, False)])
