@@ -11,9 +11,11 @@ def retold(say: Callable[[str], str]) -> Iterator[None]:
     """Within this context a ValueError has the message that `say` makes of its own.
 
     Raises:
-        ValueError: one was raised within.
+        ValueError: one was raised within; it is that one where `say` has nothing to add.
     """
     try:
         yield
     except ValueError as err:
-        raise ValueError(say(str(err))) from err
+        if (told := say(str(err))) == str(err):
+            raise
+        raise ValueError(told) from err
