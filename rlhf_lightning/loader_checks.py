@@ -47,10 +47,10 @@ def _check_given(trainer: Trainer) -> None:
     """Refuse a run without data: Lightning would, with all models loaded."""
     task = trainer.state.fn
     if task and not _source(trainer, _READ[task][0]).is_defined():
-        raise ValueError(
-            f"trainer.{task.value}: there are no data. Type trainer.{task.value}(..., "
-            "datamodule=PromptData(path=...)), or with another data module; TaskData() needs no file."
-        )
+        instead = "datamodule=PromptData(path=...)), or with another data module; TaskData() needs no file."
+        if task == "test":
+            instead = "dataloaders=...): data modules hold rows out for trainer.validate, none for a test."
+        raise ValueError(f"trainer.{task.value}: there are no data. Type trainer.{task.value}(..., {instead}")
 
 
 def _check_length(trainer: Trainer) -> None:

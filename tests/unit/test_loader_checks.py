@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from rlhf_lightning.algorithm import Columns
 from rlhf_lightning.algos import DPO, GRPO, SFT
+from rlhf_lightning.data import TaskData
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.strategy import Strategy
 from tests.unit.algos.short import grpo, trainer
@@ -129,3 +130,5 @@ def test_a_test_of_ones_own_has_its_own_loaders(tmp_path: Path) -> None:
         trainer(Local(), tmp_path).test(grpo(Tested), first)
     with pytest.raises(ValueError, match=r"^Tested\.test_step takes the batches of one loader"):
         trainer(Local(), tmp_path).test(grpo(Tested), [first, second])
+    with pytest.raises(ValueError, match=r"^trainer\.test: there are no data\. .*, dataloaders=\.\.\.\): "):
+        trainer(Local(), tmp_path).test(grpo(Tested), datamodule=TaskData(num_rows=8, num_val_rows=2))
