@@ -67,7 +67,6 @@ class AutoParallel:
         self._ids: dict[Hashable, int] = {}
         self._options: dict[tuple[int, int], tuple[Option, ...]] = {}
         self._bests: dict[tuple[int, int], Array] = {}
-        self._min_bytes: dict[tuple[_Key, int], float] = {}
         self._ideals: dict[tuple[_Key, int], Array | None] = {}
         self._fronts: dict[tuple[_Key, int], tuple[Point, ...]] = {}
         self._falling: dict[tuple[int, ParallelLayout], Falling] = {}
@@ -107,10 +106,7 @@ class AutoParallel:
 
     def min_bytes(self, roles: Sequence[str], devices: int) -> float:
         """The least bytes per device that the set can take; infinite where a model fits in no layout."""
-        key = (self.key(roles), devices)
-        if key not in self._min_bytes:
-            self._min_bytes[key] = min_bytes([self.options(role, devices) for role in roles])
-        return self._min_bytes[key]
+        return min_bytes([self.options(role, devices) for role in roles])
 
     def ideal(self, roles: Sequence[str], devices: int) -> Array | None:
         """A lower bound of the set's seconds in each stage, [stages]; None where it does not fit."""
