@@ -123,11 +123,11 @@ def trained(group: dist.ProcessGroup | None, spec: ModelSpec, head: Head = "lm")
 
 
 @pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("head", ["lm", "scalar"])
+@pytest.mark.parametrize(("head", "model"), [("lm", "lm"), ("lm", "tied"), ("scalar", "scalar")])
 def test_training_and_the_gathered_module_do_not_depend_on_the_ranks(
-    paths: dict[str, Path], head: Head, world: int
+    paths: dict[str, Path], head: Head, model: str, world: int
 ) -> None:
-    spec = tiny.spec(paths[head], eps=1e-5)
+    spec = tiny.spec(paths[model], eps=1e-5)
     reports, flat, outputs, hidden, vector = trained(None, spec, head)
     torch.testing.assert_close(flat, vector, rtol=0, atol=0)
     for rank, theirs in enumerate(spmd.run(world, trained, spec, head)):

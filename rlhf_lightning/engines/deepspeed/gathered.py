@@ -29,7 +29,7 @@ class Gathering:
     """
 
     def __init__(self, model: PreTrainedModel, *, scope: Scope, bucket: int) -> None:
-        self._model, self._skeleton, self._scope = model, skeleton(model), scope
+        self._skeleton, self._scope = skeleton(model), scope
         self._parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
         self._sizes = {name: p.numel() for name, p in self._parameters.items()}
         names = list(self._sizes)
@@ -41,14 +41,8 @@ class Gathering:
     def gathered(self) -> Iterator[PreTrainedModel]:
         """A plain module without DeepSpeed's hooks, over whole tensors that are freed on exit."""
         self.received_bytes = 0
-        with filled(self._skeleton, self._whole_parameters()) as module:
+        with filled(self._skeleton, self.whole()) as module:
             yield module
-
-    def _whole_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Every parameter, whole, under each of its names."""
-        whole = {id(self._parameters[name]): values for name, values in self.whole()}
-        for name, parameter in self._model.named_parameters(remove_duplicate=False):
-            yield name, nn.Parameter(whole[id(parameter)], requires_grad=False)
 
     def whole(self) -> Iterator[tuple[str, Tensor]]:
         """Every whole parameter by name; gathered tensors are freed once the caller drops them."""

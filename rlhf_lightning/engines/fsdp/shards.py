@@ -139,20 +139,12 @@ class Shards:
         finally:
             self.after_forward()
 
-    def _whole_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Every parameter, whole, under each of its names."""
-        if self._tensor is None:
-            for unit in self._units:
-                unit.unshard()
-            yield from self._model.named_parameters(remove_duplicate=False)
-            return
-        names: dict[int, list[str]] = {}
-        for name, parameter in self._model.named_parameters(remove_duplicate=False):
-            names.setdefault(id(parameter), []).append(name)
-        for first, value in self.whole():
-            parameter = nn.Parameter(value, requires_grad=False)
-            for name in names[id(self.stored[first])]:
-                yield name, parameter
+    def _whole_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        if self._tensor is not None:
+            return self.whole()
+        for unit in self._units:
+            unit.unshard()
+        return self._model.named_parameters()
 
 
 def _sharded(modules: Sequence[nn.Module], mesh: DeviceMesh, dtype: torch.dtype) -> list[FSDPModule]:
@@ -195,14 +187,17 @@ def skeleton(model: PreTrainedModel) -> PreTrainedModel:
 
 
 @contextmanager
-def filled(
-    module: PreTrainedModel, parameters: Iterable[tuple[str, nn.Parameter]]
-) -> Iterator[PreTrainedModel]:
-    """Within this context a `skeleton` has these parameters, by name; on exit it is empty again."""
+def filled(module: PreTrainedModel, values: Iterable[tuple[str, Tensor]]) -> Iterator[PreTrainedModel]:
+    """Within this context a `skeleton` has these values, by parameters' first names; then none again."""
     empty = dict(module.named_parameters(remove_duplicate=False))
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in empty.items():
+        names.setdefault(parameter, []).append(name)
     try:
-        for name, parameter in parameters:
-            _set_parameter(module, name, parameter)
+        for first, value in values:
+            parameter = nn.Parameter(value.detach(), requires_grad=False)
+            for name in names[empty[first]]:
+                _set_parameter(module, name, parameter)
         yield module
     finally:
         for name, parameter in empty.items():
