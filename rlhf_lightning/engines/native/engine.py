@@ -11,7 +11,6 @@ from torch import Tensor
 from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.generation import GenerationEngine
 from rlhf_lightning.engines.native.config import Native
-from rlhf_lightning.engines.native.decoder import Decoder
 from rlhf_lightning.engines.native.generator import NativeGenerator
 from rlhf_lightning.engines.training import TrainEngine
 from rlhf_lightning.parallel import Seat
@@ -24,8 +23,8 @@ class NativeEngine(GenerationEngine):
     def __init__(self, source: TrainEngine, *, seat: Seat, ends: Ends, config: Native) -> None:
         self.source: TrainEngine = source
         self._device, self._ends, self._config = seat.device, ends, config
-        self._held: Decoder | None = None
-        """The decoder within `weights_held`."""
+        self._held: NativeGenerator | None = None
+        """Over the decoder within `weights_held`."""
 
     def finished(
         self, rows: TensorDict, *, sampling: Sampling, seed: int, parts: int
@@ -33,7 +32,7 @@ class NativeEngine(GenerationEngine):
         """See `GenerationEngine.finished`."""
         with self.weights_held():
             assert self._held is not None
-            yield from self._over(self._held).finished(rows, sampling=sampling, seed=seed, parts=parts)
+            yield from self._held.finished(rows, sampling=sampling, seed=seed, parts=parts)
 
     def resume(
         self,
@@ -48,19 +47,15 @@ class NativeEngine(GenerationEngine):
         if self._held is None:
             with self.weights_held():
                 return self.resume(rows, sampling=sampling, seed=seed, pause=pause, at_once=at_once)
-        generator = self._over(self._held)
-        return generator.resume(rows, sampling=sampling, seed=seed, pause=pause, at_once=at_once)
+        return self._held.resume(rows, sampling=sampling, seed=seed, pause=pause, at_once=at_once)
 
     @contextmanager
     def weights_held(self) -> Iterator[None]:
         """See `GenerationEngine.weights_held`."""
         with self.source.generating() as decoder:
-            self._held = decoder
+            self._held = NativeGenerator(decoder, device=self._device, ends=self._ends, config=self._config)
             del decoder  # must not outlive the context, which frees its tensors
             try:
                 yield
             finally:
                 self._held = None
-
-    def _over(self, decoder: Decoder) -> NativeGenerator:
-        return NativeGenerator(decoder, device=self._device, ends=self._ends, config=self._config)
