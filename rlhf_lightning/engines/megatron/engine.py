@@ -29,7 +29,7 @@ from rlhf_lightning.engines.host_memory import keep_freed_memory
 from rlhf_lightning.engines.huggingface.models import empty_model, export_model, read_config
 from rlhf_lightning.engines.hybrid import HybridEngine
 from rlhf_lightning.engines.megatron.config import Megatron, check_layout
-from rlhf_lightning.engines.megatron.model import Run, RunPlace, mark, transformer_config
+from rlhf_lightning.engines.megatron.model import Run, mark, transformer_config
 from rlhf_lightning.engines.megatron.optimizer import FrozenParameters, ShardedAdamW
 from rlhf_lightning.engines.megatron.schedule import Pipeline, Rows
 from rlhf_lightning.engines.megatron.scope import Scope
@@ -236,7 +236,7 @@ class MegatronEngine(TrainEngine):
         collection = self._scope.collection
         runs = even_stages(conversion.config.num_hidden_layers, self.layout.p * settings.chunks)
         self._runs = [
-            Run(config, conversion, numbers, place=RunPlace(chunk, collection)).eval()
+            Run(config, conversion, numbers, chunk=chunk, collection=collection).eval()
             for chunk, numbers in enumerate(runs[self._at.p :: self.layout.p])
         ]
         named = {run.whole_name(name): p for run in self._runs for name, p in run.named_parameters()}

@@ -8,7 +8,7 @@ T is the number of tokens of a micro-batch, K of those whose outputs are needed,
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
@@ -94,22 +94,18 @@ def _stages(num_layers: int, p: int, chunks: int) -> list[list[str]]:
     return found
 
 
-class RunPlace(NamedTuple):
-    """The place of a run of layers in the model."""
-
-    chunk: int
-    """The run's number in its stage, from 0."""
-    collection: ProcessGroupCollection
-    """Process groups of this rank."""
-
-
 class Run(LanguageModule):  # type: ignore[misc]
-    """Consecutive layers of a decoder, with the embedding or the head where they are first or last."""
+    """Consecutive layers of a decoder, run `chunk` of its stage, with embedding or head if first or last."""
 
     def __init__(
-        self, config: TransformerConfig, conversion: Conversion, numbers: tuple[int, ...], *, place: RunPlace
+        self,
+        config: TransformerConfig,
+        conversion: Conversion,
+        numbers: tuple[int, ...],
+        *,
+        chunk: int,
+        collection: ProcessGroupCollection,
     ) -> None:
-        chunk, collection = place
         super().__init__(config=config, pg_collection=collection)
         source, self.numbers = conversion.config, numbers
         self._pad: int | None = source.pad_token_id
@@ -124,8 +120,6 @@ class Run(LanguageModule):  # type: ignore[misc]
         self.frequencies = Frequencies(source, _device(config))
         if self.post_process:
             self.output_layer = self._head(conversion)
-        if conversion.proj_bias:
-            self._add_biases()
         self.setup_embeddings_and_output_layer()
 
     def forward(self, packed: PackedRows) -> Tensor:
@@ -185,7 +179,7 @@ class Run(LanguageModule):  # type: ignore[misc]
         return f"{_LAYER}{self.numbers[int(local)]}.{rest}"
 
     def _decoder(self, conversion: Conversion) -> TransformerBlock:
-        return TransformerBlock(
+        decoder = TransformerBlock(
             self.config,
             layers(conversion.config, self.numbers),
             pre_process=self.pre_process,
@@ -193,6 +187,12 @@ class Run(LanguageModule):  # type: ignore[misc]
             pg_collection=self.pg_collection,
             vp_stage=self.vp_stage,
         )
+        # Biases of the attention's output alone: Megatron's option would add them to the MLPs too.
+        for layer in decoder.layers if conversion.proj_bias else ():
+            projection = layer.self_attention.linear_proj
+            projection.bias = nn.Parameter(projection.weight.new_zeros(self.config.hidden_size))
+            projection.bias.sequence_parallel = self.config.sequence_parallel
+        return decoder
 
     def _embedding(self, conversion: Conversion) -> LanguageModelEmbedding:
         return LanguageModelEmbedding(
@@ -226,14 +226,6 @@ class Run(LanguageModule):  # type: ignore[misc]
                 tp_group=self.pg_collection.tp,
             ),
         )
-
-    def _add_biases(self) -> None:
-        """Add biases to the attention's output: Megatron's option would add them to the MLPs too."""
-        for layer in self.decoder.layers:
-            projection = layer.self_attention.linear_proj
-            bias = nn.Parameter(projection.weight.new_zeros(self.config.hidden_size))
-            bias.sequence_parallel = self.config.sequence_parallel  # type: ignore[attr-defined]
-            projection.bias = bias
 
     def _set_attention_backend(self) -> None:
         """Do nothing: Megatron would choose a kernel by environment variables, not `PackedAttention`."""
