@@ -157,7 +157,7 @@ class _Backend(TorchBackend):  # type: ignore[misc]
         home = vars(sys.modules[TorchBackend.__module__])
         build = home[_BUILD]
         if on_cpu:  # it would compile for minutes an operation that only a whole job's ranks can use
-            home[_BUILD] = _nothing
+            home[_BUILD] = lambda: None
         try:
             super().__init__(backend=None, timeout=None, init_method=None)
         finally:
@@ -191,7 +191,3 @@ class _Backend(TorchBackend):  # type: ignore[misc]
         chosen = group or self._model
         work: dist.Work | None = dist.barrier(group=chosen, async_op=async_op, device_ids=device_ids)
         return work
-
-
-def _nothing() -> None:
-    pass

@@ -23,10 +23,13 @@ def on_the_host() -> Iterator[None]:
     """Let Megatron compute on a CPU."""
     device = {
         "current_device": lambda: "cpu",  # buffers and received tensors are allocated there
-        "synchronize": _nothing,  # called after each exchange between stages
+        "synchronize": lambda: None,  # called after each exchange between stages
     }
     # Recomputation saves and restores the random state, though these models draw no random numbers.
-    generator = {"_get_cuda_rng_state": _host_rng_state, "_set_cuda_rng_state": _nothing}
+    generator = {
+        "_get_cuda_rng_state": lambda *_, **__: torch.get_rng_state(),
+        "_set_cuda_rng_state": lambda *_, **__: None,
+    }
     with ExitStack() as stack:
         stack.enter_context(replaced(torch.cuda, device))
         stack.enter_context(replaced(random, generator))
@@ -52,11 +55,3 @@ class _CudaIsHost(TorchFunctionMode):
         if func is torch.Tensor.type and len(args) == 1 and not kwargs:  # optimizers sort parameters by it
             return cast(Tensor, args[0]).type().replace("torch.", "torch.cuda.", 1)
         return func(*args, **kwargs)
-
-
-def _nothing(*args: object, **kwargs: object) -> None:
-    pass
-
-
-def _host_rng_state(*args: object, **kwargs: object) -> Tensor:
-    return torch.get_rng_state()

@@ -45,7 +45,7 @@ def process_restored() -> Iterator[None]:
     seeded = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     operations = vars(torch.ops._C)
     binding = operations.get(_BINDING)
-    operations[_BINDING] = _nothing
+    operations[_BINDING] = lambda *_: None
     torch.set_float32_matmul_precision = lambda precision: None
     try:
         with (
@@ -78,7 +78,3 @@ def _stream_restored() -> Iterator[None]:
     finally:
         before.wait_stream(torch.cuda.current_stream())
         torch.cuda.set_stream(before)
-
-
-def _nothing(*_: object) -> None:
-    pass
