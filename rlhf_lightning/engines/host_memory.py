@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt(3)."""
 _LARGE = 1 << 30
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    """What this process has loaded, the C library with it."""
-    return ctypes.CDLL(None)
 
 
 def keep_freed_memory() -> None:
@@ -22,7 +15,7 @@ def keep_freed_memory() -> None:
     By default glibc returns large blocks to the system at once, and the next tensor of that size is mapped
     page by page. Activations are such blocks: it takes about a tenth of a training step on a CPU.
     """
-    library = _library()
+    library = ctypes.CDLL(None)  # what this process has loaded
     if hasattr(library, "mallopt"):
         library.mallopt(_MMAP_THRESHOLD, _LARGE)
         library.mallopt(_TRIM_THRESHOLD, 2 * _LARGE - 1)
@@ -34,6 +27,6 @@ def give_back_freed_memory() -> None:
     Batches of other lengths leave holes, which would stay for good. The next step takes a tenth longer, since
     it has to map its memory again.
     """
-    library = _library()
+    library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(ctypes.c_size_t(0))
