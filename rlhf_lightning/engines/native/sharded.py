@@ -77,7 +77,9 @@ class ShardedDecoder:
         self._dtype, self._device = some.dtype, some.device
         self._rotary, self._norm_of = Rotary(self._config, self._device), Norm(self._config, some)
         self._activation = silu if self._config.hidden_act == "silu" else ACT2FN[self._config.hidden_act]
-        self._attention = {number: self._attention_of(number) for number in layers[stage]}
+        self._attention = {
+            n: Layer(n, self._heads.scaling, window_of(self._config, n)) for n in layers[stage]
+        }
 
     @property
     def config(self) -> PreTrainedConfig:
@@ -104,8 +106,7 @@ class ShardedDecoder:
             return None
         logits = self._logits(hidden if keep is None else hidden[keep])
         if self.record is not None and logits is not None:
-            self.record.keep_logits(logits, keep)
-            self.record.advance(len(ids))
+            self.record.finish(len(ids), logits, keep)
         return logits
 
     def kv_bytes_per_token(self, dtype: torch.dtype | None) -> int:
@@ -167,9 +168,6 @@ class ShardedDecoder:
     def _keep(self, number: int, name: Product, output: Tensor) -> None:
         if self.record is not None:
             self.record.keep(number, name, output)
-
-    def _attention_of(self, number: int) -> Layer:
-        return Layer(number, self._heads.scaling, window_of(self._config, number))
 
     def _add(
         self, hidden: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *, kept: tuple[int, Product]

@@ -80,15 +80,11 @@ class Record:
         if self.open:
             self._products.setdefault((layer, product), []).append(output)
 
-    def keep_logits(self, logits: Tensor, at: Tensor | None) -> None:
-        """Record the logits [K, V] of the next tokens at `at` [K] int64; None: of all of them."""
+    def finish(self, count: int, logits: Tensor, at: Tensor | None) -> None:
+        """Record the last product of the next `count` tokens: logits [K, V] at `at` [K] int64, or at all."""
         self.keep(-1, "output", logits)
-        tokens = torch.arange(len(logits)) if at is None else at
-        self._logits_of += [tokens + self.size] if self.open else []
-
-    def advance(self, count: int) -> None:
-        """Finish the next `count` tokens: all their products are recorded."""
         if self.open:
+            self._logits_of.append(self.size + (torch.arange(count) if at is None else at))
             self.size += count
 
     def note(self, row: Tensor, place: Tensor, token: Tensor) -> None:
