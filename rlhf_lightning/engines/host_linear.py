@@ -36,19 +36,16 @@ class HostLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
         if self.known_output is not None:
-            return linear_with_output(input, self.weight, self.bias, self.known_output)
+            apply = cast(Callable[..., Tensor], _KnownOutput.apply)
+            return apply(input, self.weight, self.bias, self.known_output)
         if self.reordered is None or input.numel() >= MANY_TOKENS * self.in_features:
             return linear(input, self.weight, self.bias)
         return product(input, self.reordered, self.bias)
 
 
-def linear_with_output(x: Tensor, weight: Tensor, bias: Tensor | None, output: Tensor) -> Tensor:
-    """`linear(x, weight, bias)`, which must be equal to `output`: not computed, but differentiable."""
-    apply = cast(Callable[..., Tensor], _KnownOutput.apply)
-    return apply(x, weight, bias, output)
-
-
 class _KnownOutput(torch.autograd.Function):
+    """`linear(input, weight, bias)`, which must be equal to `output`: not computed, but differentiable."""
+
     @staticmethod
     def forward(
         ctx: FunctionCtx, input: Tensor, weight: Tensor, bias: Tensor | None, output: Tensor
