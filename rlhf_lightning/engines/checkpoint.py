@@ -59,7 +59,7 @@ def save_checkpoint(
     writer = HuggingFaceStorageWriter(
         str(directory), fqn_to_index_mapping=_files(tensors), save_distributed=True
     )
-    with _without_warning_of_one_process(), _named_failures():
+    with _named_failures():
         save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
     if first:
         _end(directory, state, {name: tensor.shape for name, tensor in tensors.items()})
@@ -151,7 +151,7 @@ class CheckpointReader:
 
     def fill(self, tensors: Mapping[str, Tensor], *, group: dist.ProcessGroup | None = None) -> None:
         """Fill tensors, whole or sharded, in place; all ranks of a group call it."""
-        with _without_warning_of_one_process(), _named_failures():
+        with _named_failures():
             load(dict(tensors), storage_reader=self._storage, process_group=group, no_dist=group is None)
 
 
@@ -198,17 +198,15 @@ def _files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 @contextmanager
-def _without_warning_of_one_process() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
-
-
-@contextmanager
 def _named_failures() -> Iterator[None]:
-    """Raise the first rank's own exception instead of CheckpointException, which is no `Exception`."""
+    """Raise the first rank's own exception instead of CheckpointException, which is no `Exception`.
+
+    Torch does not warn of a single process.
+    """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            yield
     except CheckpointException as err:
         cause, _ = next(iter(err.failures.values()))
         raise cause from None
