@@ -140,34 +140,16 @@ class World:
     def seat(self, layout: ParallelLayout, devices: Sequence[int]) -> Seat:
         """This device's seat in a model with a layout on these devices, given as global ranks."""
         rank = list(devices).index(self.rank)
-        data, groups = self._data_group(layout, devices), self._model_groups(layout, devices)
-        return Seat(rank, layout, self.device, data, groups)
+        wanted = {ranks: self.groups.get(tuple(devices[r] for r in ranks)) for ranks in all_ranks(layout)}
+        known = {ranks: group for ranks, group in wanted.items() if group is not None}
+        groups = ModelGroups.create(layout, rank, known.__getitem__) if len(known) == len(wanted) else None
+        data = next(tuple(ranks) for ranks in layout.groups("d") if rank in ranks)
+        return Seat(rank, layout, self.device, known[data] if layout.d > 1 else None, groups)
 
     def link(self, devices: Sequence[int]) -> Link | None:
         """This device's end of the link from the first of these devices to the others, if it has one."""
         group = self.groups.get(tuple(devices)) if self.rank in devices else None
         return None if group is None else Link(group, devices[0], self.device)
-
-    def _data_group(self, layout: ParallelLayout, devices: Sequence[int]) -> dist.ProcessGroup | None:
-        """The data-parallel group of this device in a layout; None where d = 1."""
-        for ranks in layout.groups("d"):
-            members = tuple(devices[r] for r in ranks)
-            if self.rank in members and len(members) > 1:
-                return self.groups[members]
-        return None
-
-    def _model_groups(self, layout: ParallelLayout, devices: Sequence[int]) -> ModelGroups | None:
-        """All groups of this device in a layout; None where the job has not made them (`all_ranks`)."""
-        members = [tuple(devices[r] for r in ranks) for ranks in all_ranks(layout)]
-        if any(self.groups.get(ranks) is None for ranks in members):
-            return None
-
-        def find(ranks: tuple[int, ...]) -> dist.ProcessGroup:
-            group = self.groups[tuple(devices[r] for r in ranks)]
-            assert group is not None
-            return group
-
-        return ModelGroups.create(layout, list(devices).index(self.rank), find)
 
     def leave(self) -> None:
         """Leave the world, if this process is in one that is not someone else's."""
