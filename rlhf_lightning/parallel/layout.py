@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Literal, NamedTuple
 
 Axis = Literal["p", "t", "d"]
@@ -114,12 +114,7 @@ class ParallelLayout:
 
     def groups(self, axis: Axis) -> list[list[int]]:
         """The groups of ranks that differ along one axis only, each in the order of that axis."""
-        fixed = [name for name in ("d", "p", "t") if name != axis]
-        result = []
-        for place in product(*(range(self._size(name)) for name in fixed)):
-            at = dict(zip(fixed, place, strict=True))
-            result.append([self.rank(Coordinate(**{**at, axis: i})) for i in range(self._size(axis))])
-        return result
+        return _lines([self.coordinate(rank) for rank in range(self.num_ranks)], axis)
 
     @property
     def replicas(self) -> list[list[int]]:
@@ -208,18 +203,24 @@ class GenerationLayout:
 
     def groups(self, axis: GenerationAxis) -> list[list[int]]:
         """The groups of ranks that differ along one axis only, each in the order of that axis."""
-        found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-        for rank in range(self.train.num_ranks):
-            at = self.coordinate(rank)
-            rest = at._replace(**{axis: 0})
-            found.setdefault((rest.d, rest.micro, rest.p, rest.t), []).append((getattr(at, axis), rank))
-        return [[rank for _, rank in sorted(members)] for _, members in sorted(found.items())]
+        return _lines([self.coordinate(rank) for rank in range(self.train.num_ranks)], axis)
 
     @property
     def output_ranks(self) -> list[int]:
         """For each copy the rank that hands its answers over: first stage, first tensor shard."""
         firsts = [r for r in range(self.train.num_ranks) if self.coordinate(r)[:2] == (0, 0)]
         return sorted(firsts, key=self.replica)
+
+
+def _lines(
+    places: Sequence[Coordinate | GenerationCoordinate], axis: Axis | GenerationAxis
+) -> list[list[int]]:
+    """The groups of ranks, given where each stands, that differ along one axis only."""
+    found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for rank, at in enumerate(places):
+        p, t, *micro, d = at._replace(**{axis: 0})
+        found.setdefault((d, *micro, p, t), []).append((getattr(at, axis), rank))
+    return [[rank for _, rank in sorted(members)] for _, members in sorted(found.items())]
 
 
 def _check_divides(axis: str, training: int, generation: int) -> None:
