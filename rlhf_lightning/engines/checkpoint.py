@@ -143,27 +143,23 @@ def check_files(directory: Path) -> None:
         )
 
 
-class CheckpointReader:
+class CheckpointReader(HuggingFaceStorageReader):
     """Fills tensors from a checkpoint; the headers of its files are read once, for however many calls."""
 
     def __init__(self, directory: Path) -> None:
-        self._storage = _Storage(str(directory))
+        super().__init__(str(directory))
 
     def fill(self, tensors: Mapping[str, Tensor], *, group: dist.ProcessGroup | None = None) -> None:
         """Fill tensors, whole or sharded, in place; all ranks of a group call it."""
         with _named_failures():
-            load(dict(tensors), storage_reader=self._storage, process_group=group, no_dist=group is None)
-
-
-class _Storage(HuggingFaceStorageReader):
-    """Torch's reader, which opens every file at each load to learn what there is."""
+            load(dict(tensors), storage_reader=self, process_group=group, no_dist=group is None)
 
     @cached_property
     def _metadata(self) -> Metadata:
         return super().read_metadata()
 
     def read_metadata(self) -> Metadata:
-        """What the headers of all files say."""
+        """What the headers of all files say; torch asks at each load."""
         return self._metadata
 
 
