@@ -43,6 +43,8 @@ from rlhf_lightning.engines.packed.attention import Sequences, use_interface
 from rlhf_lightning.environment import environment, for_deepspeed
 from rlhf_lightning.spec import ModelSpec
 
+_Kind = type[AutoModelForCausalLM | AutoModelForSequenceClassification]
+
 
 class ScalarModel(nn.Module):
     """A decoder with one number per token: AutoModelForSequenceClassification(num_labels=1), unpooled."""
@@ -215,11 +217,7 @@ def read_config(spec: ModelSpec) -> PreTrainedConfig:
 
 
 def _load(
-    kind: type[AutoModelForCausalLM | AutoModelForSequenceClassification],
-    directory: Path,
-    config: PreTrainedConfig,
-    *,
-    seed: int,
+    kind: _Kind, directory: Path, config: PreTrainedConfig, *, seed: int
 ) -> tuple[PreTrainedModel, set[str]]:
     """The model and the names of parameters that the weight files lack."""
     files = weight_files(directory)
@@ -237,11 +235,7 @@ def _load(
 
 
 def _mapped(
-    kind: type[AutoModelForCausalLM | AutoModelForSequenceClassification],
-    directory: Path,
-    config: PreTrainedConfig,
-    *,
-    dtype: torch.dtype,
+    kind: _Kind, directory: Path, config: PreTrainedConfig, *, dtype: torch.dtype
 ) -> tuple[PreTrainedModel, set[str]]:
     try:
         loaded = kind.from_pretrained(
