@@ -20,7 +20,7 @@ from rlhf_lightning.controller import Batch
 from rlhf_lightning.data import CompletionData, PreferenceData, StepData, UnpairedData
 from rlhf_lightning.engines import FSDP, FSDPEngine
 from rlhf_lightning.engines.head import PLAIN, Asked
-from rlhf_lightning.functional import DPOLoss
+from rlhf_lightning.functional import DPOLoss, KTOLoss
 from rlhf_lightning.spec import OptimizerSpec
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Reference, Scorer, Settings
@@ -108,7 +108,10 @@ def test_a_pretended_gpu_says_the_same(name: str, model: str, rows: str) -> None
     assert ours == pytest.approx(losses, rel=1e-3)
 
 
-def test_a_baseline_is_only_read(model: str, rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("baseline", [True, False])
+def test_a_baseline_is_only_read(
+    model: str, rows: str, monkeypatch: pytest.MonkeyPatch, *, baseline: bool
+) -> None:
     """Nothing learns from its rows, so no pass over them is kept, and nobody asks for an entropy."""
     calls: list[tuple[bool, bool]] = []
     infer = FSDPEngine.infer
@@ -121,8 +124,10 @@ def test_a_baseline_is_only_read(model: str, rows: str, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(FSDPEngine, "infer", noted)
     data = UnpairedData(path=rows, batch_size=NUM_ROWS)
-    run(KTO(actor=actor(model)), data, settings=Settings(train=FSDP(kept_tokens=10_000)))
-    assert calls == [(False, False)] * 2 * 3, "of the reference twice, and of the actor"
+    algorithm = KTO(actor=actor(model), loss=KTOLoss(baseline=baseline))
+    run(algorithm, data, settings=Settings(train=FSDP(kept_tokens=10_000)))
+    passes = 3 if baseline else 1
+    assert calls == [(False, False)] * 2 * passes, "of the reference, and for a baseline of it and the actor"
 
 
 def test_pairs_stay_together_in_mini_batches(model: str, rows: str) -> None:
@@ -145,12 +150,13 @@ def test_each_mini_batch_is_a_step(name: str, model: str, rows: str) -> None:
 
 @pytest.mark.parametrize("name", ["reward", "cost", "dpo", "simpo", "kto"])
 def test_held_out_rows_are_measured_without_a_fit(name: str, model: str, rows: str, tmp_path: Path) -> None:
-    unpaired = UnpairedData(path=rows, batch_size=NUM_ROWS - 2, val_rows=2)
+    unpaired = UnpairedData(path=rows, batch_size=NUM_ROWS - 2, val_rows=2, label_field="chosen_safe")
     data = unpaired if name == "kto" else pairs(rows)
     validating = trainer(Local(), tmp_path, limit_val_batches=None)
     (found,) = validating.validate(CASES[name][0](model), datamodule=data, verbose=False)
-    expected = {"val/loss"} if name == "kto" else {"val/loss", "val/accuracy", "val/margin"}
-    assert expected <= set(found)
+    expected = {"val/desirable_reward"} if name == "kto" else {"val/accuracy", "val/margin"}
+    assert expected | {"val/loss"} <= set(found)
+    assert name != "kto" or not {"val/undesirable_reward", "val/margin"} & set(found), "all rows are good"
 
 
 def unpaired(path: str) -> UnpairedData:
