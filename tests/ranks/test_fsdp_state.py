@@ -242,6 +242,16 @@ def away(engine: FSDPEngine) -> None:
         engine.infer(tiny.rows(), temperature=1.0)
     with pytest.raises(RuntimeError, match="parameters, gradients, optimizer are offloaded"):
         engine.optimizer_step()
+    with pytest.raises(RuntimeError, match="parameters, gradients are offloaded"):
+        engine.accumulate(tiny.rows(), Fit(), tiny.counts(), temperature=1.0)
+    for call in (engine.weights, engine.gathered, engine.give_weights, lambda: engine.take_weights([])):
+        with pytest.raises(RuntimeError, match="parameters are offloaded"):
+            call()
+    with pytest.raises(RuntimeError, match="parameters are offloaded"):
+        engine.follow_weights(torch.zeros(0), decay=0.5)
+    for act in (engine.save, engine.load):
+        with pytest.raises(RuntimeError, match="parameters, optimizer are offloaded"):
+            act(Path("nowhere"))
     engine.reload(PARTS)
     assert engine.reload_bytes() == 0
     assert engine.memory() == before

@@ -69,6 +69,8 @@ def gathered(group: dist.ProcessGroup, spec: ModelSpec) -> Transition:
     engine = FSDPEngine(spec, group=group)
     with engine.generating():
         pass
+    with pytest.raises(NotImplementedError, match="only on one device"):
+        engine.take_weights([])
     return engine.transition()
 
 
