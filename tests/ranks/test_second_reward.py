@@ -148,10 +148,10 @@ def trainer_on(strategy: Local, root: Path, second: SecondReward, *, limit: floa
     return trainer(strategy, root, steps=4, callbacks=callbacks, enable_checkpointing=True, **often)
 
 
-def grpo(*, truncated_penalty: float = 0.0) -> GRPO:
+def grpo(**options: object) -> GRPO:
     """The embedded model on its way to longer answers."""
     actor = Actor(optimizer=OptimizerSpec(lr=1e-3), sampling=Sampling(max_new_tokens=8))
-    reward = Reward(functions={"length": 1.0}, truncated_penalty=truncated_penalty)
+    reward = Reward(functions={"length": 1.0}, **options)  # type: ignore[arg-type]
     return GRPO(actor=actor, reward=reward, group_size=2)
 
 
@@ -221,11 +221,14 @@ def test_refused_before_any_worker_starts(tmp_path: Path) -> None:
         trainer_on(Unstartable(), tmp_path, exact).fit(grpo(), datamodule=digits())
 
 
-def test_the_functions_of_a_reward_that_also_takes_a_penalty_are_another_reward(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options", [{"truncated_penalty": 0.5}, {"clip": 1.0}, {"by_source": {"x": CHARACTERS}}], ids=list
+)
+def test_the_functions_of_a_reward_that_does_more_are_another_reward(
+    options: dict[str, object], tmp_path: Path
+) -> None:
     with pytest.raises(AssertionError, match="the devices were started"):
-        trainer_on(Unstartable(), tmp_path, SecondReward("length")).fit(
-            grpo(truncated_penalty=0.5), datamodule=digits()
-        )
+        trainer_on(Unstartable(), tmp_path, SecondReward("length")).fit(grpo(**options), datamodule=digits())
 
 
 @dataclass(frozen=True, kw_only=True)

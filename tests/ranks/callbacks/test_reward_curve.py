@@ -54,9 +54,10 @@ def test_pictures_in_between(tmp_path: Path) -> None:
 def test_a_resumed_run_has_the_whole_curve(tmp_path: Path) -> None:
     saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3, save_top_k=-1)
     fit(trainer_in(tmp_path, [RewardCurve(), saver], checkpoints=True), Tiny())
-    curve = RewardCurve()
+    curve = RewardCurve(["reward/mean"])
     trainer = trainer_in(tmp_path, [curve], steps=6)
     fit(trainer, Tiny(), str(tmp_path / "step=3.ckpt"))
+    assert [*curve.state_dict()] == ["reward/mean"], "the other one is not drawn any more"
     assert [step for step, _ in curve.state_dict()["reward/mean"]] == [1, 2, 3, 4, 5, 6]
 
 

@@ -105,7 +105,10 @@ class Dropping(GRPO):
 def test_an_iteration_without_answers_is_made_up_for_by_the_next_one(
     kind: type[GRPO], tmp_path: Path
 ) -> None:
-    assert list(written(grpo(kind), Rollouts(every_n_steps=2), tmp_path)) == ["step-000003.jsonl"]
+    callback = Rollouts(every_n_steps=2)
+    two = trainer(Local(), tmp_path, steps=2, callbacks=[callback])
+    two.fit(grpo(kind), datamodule=TaskData(batch_size=2, num_rows=6, num_val_rows=0))
+    assert list(written(grpo(kind), callback, tmp_path)) == ["step-000003.jsonl"], "none for the other run"
 
 
 def test_a_run_that_goes_on_makes_up_for_the_iterations_before_its_checkpoint(tmp_path: Path) -> None:

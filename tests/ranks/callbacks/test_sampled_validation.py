@@ -83,6 +83,7 @@ def test_it_logs_what_the_reward_says(tmp_path: Path) -> None:
     metrics = validated(tmp_path, SampledValidation(4), sampled).callback_metrics
     drawn = [call for call in CALLS if len(call) in (16, 8)][-2:]
     scores = torch.tensor([score for call in drawn for score in call]).view(6, 4)
+    assert [len(call) for call in CALLS].count(16) == 1, "the sanity check draws none"
     assert len(set(scores[0].tolist())) > 1, "the answers to a prompt differ"
     assert float(metrics["val/mean@4"]) == pytest.approx(float(scores.mean()))
     for k in (2, 4):
@@ -113,7 +114,11 @@ class Own(Actor):
 
 
 def test_an_actor_of_ones_own_that_cannot_draw_otherwise_is_refused_at_the_start(tmp_path: Path) -> None:
-    algorithm = GRPO(actor=Own(), reward=Reward(functions=scored), group_size=2)
+    own = Own(path=write_model(tmp_path), sampling=Sampling(max_new_tokens=2))
+    algorithm = GRPO(actor=own, reward=Reward(functions=scored), group_size=2)
+    drawing = trainer(Local(), tmp_path, callbacks=[SampledValidation(2)], limit_val_batches=1)
+    (found,) = drawing.validate(algorithm, datamodule=prompts(), verbose=False)
+    assert "val/mean@2" in found
     run = trainer(Local(), tmp_path, callbacks=[SampledValidation(top_p=0.7)], limit_val_batches=1)
     with pytest.raises(ValueError, match=r"\(temperature=None, top_p=0\.7\): Own\.generate_sequences has no"):
         run.fit(algorithm, datamodule=prompts())

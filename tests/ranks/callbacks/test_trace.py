@@ -104,6 +104,14 @@ def test_a_run_that_logs_nothing_has_its_trace(tmp_path: Path) -> None:
     assert 0 < sum(call.seconds for call in trace.calls) < seconds
 
 
+def test_trying_a_run_out_leaves_no_trace(tmp_path: Path) -> None:
+    trace = Trace(str(tmp_path / "trace.json"))
+    run = trainer(Local(), tmp_path, fast_dev_run=True, callbacks=[trace])
+    run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=2, num_val_rows=0))
+    assert trace.calls
+    assert not trace.path.exists()
+
+
 def test_a_clock_that_is_set_back_makes_no_iteration_shorter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +128,7 @@ def test_a_strategy_of_lightning_has_nothing_to_trace(tmp_path: Path) -> None:
     run = Trainer(accelerator="cpu", max_steps=1, logger=False, default_root_dir=tmp_path, callbacks=[trace])
     with pytest.raises(ValueError, match=r"^GRPO: .* SingleDeviceStrategy\. Type Trainer\(strategy="):
         run.fit(grpo(), datamodule=TaskData())
+    assert not trace.path.exists()
 
 
 class Fuller(Callback):
