@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, shared_base_model, train_engine
 from rlhf_lightning.engines.head import Asked
@@ -53,6 +55,8 @@ def test_models_that_differ_are_loaded(spec: ModelSpec, tmp_path: Path) -> None:
     assert shared_base_model(replace(spec, dtype="bfloat16"), seat=SEAT) is None
     assert shared_base_model(replace(spec, path=str(tmp_path)), seat=SEAT) is None
     assert shared_base_model(spec, seat=replace(SEAT, layout=ParallelLayout(d=2))) is None
+    assert shared_base_model(spec, seat=replace(SEAT, device=torch.device("meta"))) is None
+    assert shared_base_model(spec, seat=replace(SEAT, dp_group=cast(dist.ProcessGroup, object()))) is None
     assert shared_base_model(spec, seat=SEAT) is not None
     del actor
     gc.collect()
@@ -79,7 +83,12 @@ def test_it_comes_and_goes_with_the_weights_it_shares(spec: ModelSpec) -> None:
     assert below.reload_bytes() == actor.reload_bytes() > 0
     below.reload(("parameters", "gradients", "optimizer"))
     assert torch.equal(below.infer(tiny.rows(), temperature=1.0)["log_probs"], before)
+    with pytest.raises(RuntimeError, match=": gradients, optimizer are offloaded"):
+        actor.optimizer_step()
+    actor.reload(("gradients", "optimizer"))
     below.offload(("parameters", "gradients", "optimizer"))
+    with pytest.raises(RuntimeError, match=": parameters are offloaded"):
+        actor.optimizer_step()
     with pytest.raises(RuntimeError, match="parameters are offloaded"):
         below.infer(tiny.rows(), temperature=1.0)
     actor.reload(("parameters", "gradients", "optimizer"))
