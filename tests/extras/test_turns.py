@@ -28,7 +28,6 @@ class Watch(Callback):
         self.borrowed: list[bool] = []
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
-        """Of an iteration."""
         actor = small.built(pl_module)["actor"]
         assert isinstance(actor, Actor)
         assert isinstance(actor.generator, VLLMEngine)

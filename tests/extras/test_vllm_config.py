@@ -247,7 +247,6 @@ class SleepsOnce(Colocated):
     """The vLLM of the judge stays awake."""
 
     def settings_of(self, name: str) -> Settings:
-        """See `Strategy.settings_of`."""
         settings = super().settings_of(name)
         return replace(settings, vllm=VLLM(sleep=False)) if name == "judge" else settings
 
@@ -327,7 +326,6 @@ class Few(Started):
     """The actor has 20 positions."""
 
     def settings_of(self, name: str) -> Settings:
-        """See `Strategy.settings_of`."""
         return with_few(super().settings_of(name)) if name == "actor" else super().settings_of(name)
 
 
@@ -335,11 +333,9 @@ class FewApart(OpenRLHF):
     """The copy that generates has 20 positions."""
 
     def settings_of(self, name: str) -> Settings:
-        """See `Strategy.settings_of`."""
         return with_few(super().settings_of(name)) if name == "generator" else super().settings_of(name)
 
     def setup(self, trainer: Trainer) -> None:
-        """Refuse."""
         raise RuntimeError("started")
 
 

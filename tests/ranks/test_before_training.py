@@ -18,18 +18,15 @@ class Told(GRPO):
     """Notes the rows of its iterations, and how often the actor was asked in each."""
 
     def __post_init__(self) -> None:
-        """Nothing yet."""
         super().__post_init__()
         self.seen: list[list[int]] = []
         self.asked: list[int] = []
 
     def step(self, batch: Batch) -> Metrics:
-        """Note the rows."""
         self.seen.append(batch["row_ids"].tolist())
         return super().step(batch)
 
     def on_train_batch_end(self, outputs: object, batch: object, batch_idx: int) -> None:
-        """Note the calls."""
         self.asked.append([report.method for report in self.strategy.reports].count("generate_sequences"))
 
 
@@ -37,7 +34,6 @@ class Prepared(Told):
     """Answers all prompts before the first iteration, as docs/own_algorithm.md has it."""
 
     def on_train_start(self) -> None:
-        """Answer them."""
         for columns in self.trainer.datamodule.train_dataloader():  # type: ignore[attr-defined]
             self.actor.generate_sequences(Batch.of(columns))
 

@@ -56,7 +56,6 @@ class Steps(EarlyStopping):
         batch: dict[str, torch.Tensor],
         batch_idx: int,
     ) -> None:
-        """Note them."""
         logged = trainer.fit_loop.epoch_loop._batches_that_stepped
         self.seen.append((logged, batch["row_ids"].tolist()))
 

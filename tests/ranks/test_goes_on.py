@@ -180,7 +180,6 @@ class Full(CSVLogger):
     """On a disk that is full."""
 
     def save(self) -> None:
-        """Fail."""
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -37,21 +37,17 @@ class Watch(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Mapping[str, Tensor], batch_idx: int
     ) -> None:
-        """Note the rows."""
         if trainer.global_step == self.fails_at > 0:
             raise KeyError("it fails")
         self.rows.append(batch["row_ids"].tolist())
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Count."""
         self.counted += 1
 
     def state_dict(self) -> dict[str, int]:
-        """The count."""
         return {"counted": self.counted}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Take the count."""
         self.counted = state_dict["counted"]
 
 
@@ -88,7 +84,6 @@ class Forks(Watch):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Mapping[str, Tensor], batch_idx: int
     ) -> None:
-        """Make it."""
         self.child = os.fork()
         if not self.child:
             signal.pause()

@@ -34,7 +34,6 @@ class Forgetful(Watch):
     """A callback without state."""
 
     def state_dict(self) -> dict[str, int]:
-        """None."""
         return {}
 
 
@@ -49,11 +48,9 @@ class Clock(Callback):
         patch.setattr(files, "write_state", self.save)
 
     def on_train_batch_start(self, *_: object) -> None:
-        """An iteration."""
         self.now_s += 1
 
     def save(self, directory: Path, state: dict[str, object]) -> None:
-        """A checkpoint."""
         self.now_s += self.save_s
         self.saved.append(state["global_step"])
         self.write(directory, state)
@@ -80,7 +77,6 @@ class Counting(GRPO):
         self.register_buffer("counted", torch.full((), torch.nan))
 
     def on_validation_epoch_end(self) -> None:
-        """Count the iterations until here."""
         if self.counts:
             self.get_buffer("counted").fill_(self.global_step)
 
@@ -99,7 +95,6 @@ class Adding(Forgetful):
         self.on_save_checkpoint = self.add  # type: ignore[method-assign]
 
     def add(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, object]) -> None:
-        """The count so far."""
         checkpoint["noted"] = self.counted
 
 
@@ -118,11 +113,9 @@ class Noting(GRPO):
     noted = 0
 
     def on_validation_epoch_end(self) -> None:
-        """Note the iterations until here."""
         self.noted = self.global_step
 
     def on_save_checkpoint(self, checkpoint: dict[str, object]) -> None:
-        """Keep it."""
         checkpoint["noted"] = self.noted
 
 
@@ -150,7 +143,6 @@ class Rows(TaskData):
     validated = 0
 
     def state_dict(self) -> dict[str, int]:
-        """The number."""
         return {"validated": self.validated}
 
 

@@ -116,7 +116,6 @@ class Noting(GRPO):
     key: str = "mine"
 
     def on_save_checkpoint(self, checkpoint: dict[str, object]) -> None:
-        """Note the iteration."""
         checkpoint["mine" if self.global_step < 2 else self.key] = self.global_step
 
 
@@ -147,7 +146,6 @@ class Logging(GRPO):
     name: str = "mine/number"
 
     def step(self, batch: Batch) -> Metrics:
-        """Log in each way."""
         self.log(self.name, 7.0 + self.global_step)
         self.log("mine/mean", 1.0 + self.global_step, on_step=False, on_epoch=True)
         self.log_dict({"mine/shown": 2.0}, prog_bar=True)
@@ -181,7 +179,6 @@ class Columned(GRPO):
     """Makes prompts of other columns."""
 
     def step(self, batch: Batch) -> Metrics:
-        """Read them alone."""
         return Metrics.of({"mine/texts": float(len(batch.objects("prompt")))})
 
 

@@ -62,11 +62,9 @@ class Watch(Callback):
         self.weights: dict[str, Tensor] = {}
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
-        """Note the metric."""
         self.kl.append(float(trainer.logged_metrics["actor/kl"]))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep weights and roles."""
         self.roles = built(pl_module)
         trained = {name: role for name, role in self.roles.items() if role.trains}
         self.weights = {name: role.engine.give_weights() for name, role in trained.items()}

@@ -34,7 +34,6 @@ class Noting(Callback):
         batch: RowBatch,
         batch_idx: int,
     ) -> None:
-        """Note them."""
         ids = batch["ptx"]["row_ids"].tolist() if "ptx" in batch else []
         self.seen.append((batch["row_ids"].tolist(), ids))
 

@@ -86,7 +86,6 @@ class Replicas:
         self.hands = [InHand() for _ in range(self.layout.d)]
 
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
-        """See `Caller.call`."""
         if batch is None:
             self.version += 1
             for engine in self.engines:
@@ -125,7 +124,6 @@ class Silent:
     calls: list[str] = field(default_factory=list)
 
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
-        """See `Caller.call`."""
         self.calls.append(method.name)
         return None
 

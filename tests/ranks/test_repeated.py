@@ -27,7 +27,6 @@ class Noisy(PolicyLoss):
     def __call__(
         self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `Loss`."""
         loss, metrics = super().__call__(outputs, rows, counts)
         return loss * (1 + torch.rand(())), metrics
 

@@ -25,11 +25,9 @@ class Noted(GRPO):
     """Keeps the rows of its iterations; in the second one something happens."""
 
     def on_fit_start(self) -> None:
-        """Begin."""
         self.rows: list[list[int]] = []
 
     def step(self, batch: Batch) -> Metrics:
-        """As GRPO does."""
         self.rows.append(batch["row_ids"].tolist())
         metrics = super().step(batch)
         if len(self.rows) == 2:
@@ -62,12 +60,10 @@ class Validated(Noted):
     """Keeps after how many iterations it was validated."""
 
     def on_fit_start(self) -> None:
-        """Begin."""
         super().on_fit_start()
         self.after: list[int] = []
 
     def on_validation_start(self) -> None:
-        """Count."""
         self.after.append(self.trainer.global_step)
 
 

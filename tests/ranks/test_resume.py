@@ -85,7 +85,6 @@ class Starting(Local):
     """Fails where it would start devices."""
 
     def start(self, roles: Mapping[str, Role]) -> dict[str, Placement]:
-        """Refuse."""
         raise RuntimeError("started")
 
 
@@ -150,7 +149,6 @@ class StartedAhead(OneStepOff):
     """Fails once it is to start."""
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Refuse."""
         raise RuntimeError("started")
 
 

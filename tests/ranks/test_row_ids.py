@@ -27,7 +27,6 @@ class Drawn(TaskData):
     keys: list[int] = field(default_factory=list)
 
     def train_dataloader(self) -> DataLoader[list[EncodedRow]]:  # type: ignore[override]
-        """As it says."""
         sampler = self.keys  # any iterable of keys is one
         return DataLoader(
             self._encoded(), batch_size=self.batch_size, sampler=sampler, collate_fn=self._collate

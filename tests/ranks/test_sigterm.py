@@ -26,21 +26,17 @@ class Asked(Callback):
         self.told.append("the batch goes on")
 
     def on_train_batch_start(self, *_: object, **__: object) -> None:
-        """Ask."""
         self._ask()
 
     def on_validation_batch_start(self, *_: object, **__: object) -> None:
-        """Ask."""
         self._ask()
 
     def on_predict_batch_start(self, *_: object, **__: object) -> None:
-        """Ask."""
         self._ask()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Keep what it was."""
         self.told.append(type(exception).__name__)
 
 

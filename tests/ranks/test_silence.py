@@ -29,7 +29,6 @@ class Several(Caller):
     """Takes every call, and answers with what it was given."""
 
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
-        """See `Caller.call`."""
         return batch
 
 
@@ -165,7 +164,6 @@ class Idle(GRPO):
     """Learns in the first iteration; later from no rows, and from rows without a valid token."""
 
     def step(self, batch: Batch) -> Metrics:
-        """One iteration."""
         if not self.global_step:
             return super().step(batch)
         rows, _ = self.compute_advantage(self.scored(batch))
@@ -175,7 +173,6 @@ class Idle(GRPO):
         return Metrics()
 
     def scored(self, batch: Batch) -> Batch:
-        """Answers with their scores."""
         batch = self.answers_to(batch, self.group_size)
         batch |= self.actor.generate_sequences(batch)
         batch |= self.reference.compute_ref_log_prob(batch)
@@ -203,7 +200,6 @@ class Halved(DPO):
     """Learns in the first iteration; later from pairs without a rejected answer."""
 
     def step(self, batch: Batch) -> Metrics:
-        """One iteration."""
         if self.global_step:
             chosen = (torch.arange(len(batch)) % 2 == 0)[:, None]
             batch |= {"response_mask": batch["response_mask"] & chosen}

@@ -41,12 +41,10 @@ class Watched(GRPO):
     """Columns of every iteration."""
 
     def step(self, batch: Batch) -> Metrics:
-        """One iteration."""
         self.actor.export(directory=Path(self.directory, str(1 + self.global_step))).fetch()
         return super().step(batch)
 
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
-        """Keep the answers."""
         self.batches.append({name: batch[name] for name in _COLUMNS if name in batch})
         return super().compute_advantage(batch)
 
@@ -58,7 +56,6 @@ class Numbers(Callback):
         self.seen: list[dict[str, float]] = []
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: object) -> None:
-        """Of one."""
         self.seen.append({name: float(value) for name, value in trainer.logged_metrics.items()})
 
 

@@ -37,11 +37,9 @@ class LastRank(RowTransfer):
     """A protocol of a user: all rows go to the last rank, the others are not called."""
 
     def distribute(self, layout: ParallelLayout, inputs: Inputs) -> RankInputs:
-        """One share."""
         return {layout.num_ranks - 1: inputs}
 
     def collect(self, layout: ParallelLayout, outputs: Outputs) -> Batch:
-        """Its rows."""
         return outputs[layout.num_ranks - 1].batch
 
 
@@ -53,16 +51,13 @@ class Echo(Remote):
         self.worker: Worker | None = None
 
     def caller(self) -> WorkerGroup | None:
-        """Where calls go."""
         return self.group
 
     def build(self, worker: Worker) -> None:
-        """Take a place."""
         self.worker = worker
 
     @property
     def rank(self) -> int:
-        """Of this worker."""
         assert self.worker is not None
         return self.worker.rank
 
@@ -104,7 +99,6 @@ class Echo(Remote):
 
     @register(transfer=ONE_TO_ALL)
     def pid(self) -> int:
-        """Of the process."""
         return os.getpid()
 
     @register(transfer=ONE_TO_ALL)
@@ -115,7 +109,6 @@ class Echo(Remote):
 
     @register(transfer=ONE_TO_ALL)
     def sleep(self, *, seconds: float) -> None:
-        """Be busy."""
         time.sleep(seconds)
 
     @register(transfer=DP, reads=("x",), returns=("x",))

@@ -96,7 +96,6 @@ class Held(RLHFAlgorithm):
     """Stops."""
 
     def step(self, batch: Batch) -> Metrics:
-        """One iteration."""
         answers = self.actor.generate_sequences(batch)
         return Metrics.of({"response/tokens": float(answers["response_mask"].sum())})
 
@@ -144,7 +143,6 @@ class Killer(threading.Thread):
         """`time.monotonic()` then; 0 before."""
 
     def run(self) -> None:
-        """Wait, then kill."""
         deadline = time.monotonic() + PATIENCE_S
         while not self._marker.exists() and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -61,7 +61,6 @@ class Export(Callback):
         self.directory = directory
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write it."""
         assert isinstance(pl_module, PPO)
         pl_module.actor.export(directory=self.directory).fetch()
 

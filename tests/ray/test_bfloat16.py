@@ -39,7 +39,6 @@ class Numbers(Callback):
         self.logged: list[dict[str, float]] = []
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: object) -> None:
-        """Of an iteration."""
         self.logged.append({name: float(number) for name, number in trainer.logged_metrics.items()})
 
 

@@ -32,7 +32,6 @@ class ChainThenPPO(PPO):
     """Chains remote calls in its first iteration, and is PPO in its second."""
 
     def step(self, batch: Batch) -> Metrics:
-        """One iteration."""
         if self.global_step:
             return super().step(batch)
         batch |= self.actor.generate_sequences(batch)
@@ -55,7 +54,6 @@ class Fetched(Callback):
         self.seen: list[int] = []
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: object) -> None:
-        """Begin an iteration."""
         self.counted.append(-self._counted(trainer))
         self.pickled = 0
 
@@ -67,7 +65,6 @@ class Fetched(Callback):
         batch: object,
         batch_idx: int,
     ) -> None:
-        """End it."""
         self.counted[-1] += self._counted(trainer)
         self.seen.append(self.pickled)
 

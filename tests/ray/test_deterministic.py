@@ -37,7 +37,6 @@ class Asking(PPO):
     actor: Asked = field(default_factory=Asked)
 
     def on_train_start(self) -> None:
-        """Ask."""
         self.answers = self.actor.told().fetch()
 
 

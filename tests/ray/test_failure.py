@@ -82,7 +82,6 @@ class Stop(Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int
     ) -> None:
-        """Fail."""
         if not self.stopped:
             self.stopped = True
             raise KeyError("stopped on purpose")
@@ -108,7 +107,6 @@ class FailingActor(Actor):
 
     @register(transfer=RANK_ZERO)
     def fail(self) -> int:
-        """Fail."""
         raise KeyError("failed on purpose")
 
 
@@ -116,12 +114,10 @@ class Unread(PPO):
     """A validation and a prediction of one's own, which read nothing of what they ask for."""
 
     def validation_step(self, batch: Columns, batch_idx: int) -> None:
-        """Ask."""
         assert isinstance(self.actor, FailingActor)
         self.actor.fail()
 
     def predict_step(self, batch: Columns, batch_idx: int) -> dict[str, list[object]]:
-        """Ask."""
         self.validation_step(batch, batch_idx)
         return {}
 

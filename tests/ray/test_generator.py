@@ -37,7 +37,6 @@ class Staleness(Callback):
         self.staleness: list[float] = []
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: object) -> None:
-        """Of one."""
         self.staleness.append(float(trainer.callback_metrics["response/staleness"]))
 
 

@@ -64,7 +64,6 @@ class Watch(Callback):
         self.found: list[Transition] = []
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: object) -> None:
-        """Ask the actor."""
         assert isinstance(pl_module, PPO)
         self.found = pl_module.actor.transition().fetch()
 

@@ -53,7 +53,6 @@ class Weigh(Callback):
     """Bytes of the reference's own weights on each of its devices, wherever they are."""
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Ask."""
         assert isinstance(pl_module, PPO)
         self.held = [sum(parts.values()) for parts in pl_module.reference.memory().fetch()]
 

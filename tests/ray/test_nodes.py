@@ -29,7 +29,6 @@ class Nodes(Callback):
     names: tuple[str, ...] = ()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Ask the devices."""
         strategy = cast(Strategy, trainer.strategy)
         cluster = cast(ray_cluster.RayCluster, strategy._cluster)
         self.names = tuple(cluster.hosts)

@@ -44,7 +44,6 @@ class Weigh(Callback):
         self.whole = 8 * len(FSDPEngine(ModelSpec(path=str(path))).give_weights())
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Ask."""
         assert isinstance(pl_module, PPO)
         ranks = pl_module.actor.memory().fetch()
         self.share = max(parts["optimizer"] for parts in ranks) / self.whole

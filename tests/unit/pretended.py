@@ -89,11 +89,9 @@ class Stream:
         return self
 
     def wait_event(self, _: Stream) -> None:
-        """Goes on."""
         self.told.append("wait_event")
 
     def synchronize(self) -> None:
-        """Goes on."""
         self.told.append("synchronize")
 
 

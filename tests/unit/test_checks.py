@@ -38,7 +38,6 @@ class Unjudged(RLHFAlgorithm):
     actor: Actor = field(default_factory=lambda: Actor(sampling=Sampling(max_new_tokens=2)))
 
     def step(self, batch: Batch) -> Metrics:
-        """Answer only."""
         self.actor.generate_sequences(batch)
         return Metrics()
 
@@ -261,7 +260,6 @@ class Speaking(RLHFAlgorithm):
     judge: Actor = field(default_factory=Actor)
 
     def step(self, batch: Batch) -> Metrics:
-        """Nothing."""
         return Metrics()
 
 
@@ -321,7 +319,6 @@ class Returning(Unjudged):
     returned: object = None
 
     def step(self, batch: Batch) -> Metrics:
-        """Return it."""
         return self.returned  # type: ignore[return-value]
 
 
@@ -337,7 +334,6 @@ class Exhausted(Unjudged):
     """A `step` that takes from an iterator which has nothing."""
 
     def step(self, batch: Batch) -> Metrics:
-        """Take."""
         return next(iter(()))
 
 

@@ -31,7 +31,6 @@ class Twofold(RLHFAlgorithm):
     toxicity: Cost = field(default_factory=Cost)
 
     def step(self, batch: Batch) -> Metrics:
-        """Nothing."""
         return Metrics()
 
 
@@ -120,7 +119,6 @@ class Verdict(Reward):
 
     @register(transfer=DP, reads=("response_mask",), returns=("scores",))
     def compute_reward(self, rows: TensorDict, *, cut_off: CutOff | None = None) -> TensorDict:
-        """Ones."""
         return TensorDict({"scores": rows["response_mask"].float()}, batch_size=rows.batch_size)
 
 
@@ -129,7 +127,6 @@ class Harm(Cost):
 
     @register(transfer=DP, reads=("response_mask",), returns=("costs",))
     def compute_cost(self, rows: TensorDict) -> TensorDict:
-        """Ones."""
         return TensorDict({"costs": rows["response_mask"].float()}, batch_size=rows.batch_size)
 
 

@@ -50,7 +50,6 @@ class Margins(PairLoss):
     def __call__(
         self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Of nothing else."""
         del counts
         return (outputs["values"].sum(dim=1) * rows["margins"]).sum(), {}
 
@@ -67,7 +66,6 @@ class Measuring(RewardModel):
     """Which may make margins of its own, or read them."""
 
     def step(self, batch: Batch) -> Metrics:
-        """As that of its base."""
         return super().step(batch)
 
 
@@ -191,7 +189,6 @@ class Playing(DPO):
     """Forgets to say that it draws."""
 
     def step(self, batch: Batch) -> Metrics:
-        """Never called."""
         raise NotImplementedError
 
 
@@ -276,7 +273,6 @@ class Collecting(SFT):
     """Which may join the rows of several iterations before a step."""
 
     def step(self, batch: Batch) -> Metrics:
-        """As that of its base."""
         return super().step(batch)
 
 

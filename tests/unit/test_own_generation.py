@@ -33,7 +33,6 @@ class Registered(Actor):
         environment: Environment | None = None,
         sampling: Sampling | None = None,
     ) -> TensorDict:
-        """Answer greedily."""
         return super().answer(rows, greedy=True, environment=environment)
 
 
@@ -42,7 +41,6 @@ class Answering(Actor):
     """Has a method in the place of `answer`."""
 
     def answer(self, rows: TensorDict, *, greedy: bool, environment: Environment | None = None) -> TensorDict:
-        """Answer greedily."""
         return super().answer(rows, greedy=True, environment=environment)
 
 

@@ -20,11 +20,9 @@ class Watched(Actor):
     """Has methods that are for the devices, and are not registered."""
 
     def weight(self) -> int:
-        """Ask for the engine."""
         return self.engine.reload_bytes()
 
     def rank(self) -> int:
-        """Ask for the place."""
         return self.worker.rank
 
 
@@ -35,7 +33,6 @@ class Watching(RLHFAlgorithm):
     actor: Actor = field(default_factory=Watched)
 
     def step(self, batch: Batch) -> Metrics:
-        """Call."""
         return Metrics.of({"mine/number": getattr(self.actor, self.name)()})
 
 

@@ -371,7 +371,6 @@ class Apart(Colocated):
     """The options of the training engine are the critic's alone; the other models have the defaults."""
 
     def settings_of(self, name: str) -> Settings:
-        """See `Strategy.settings_of`."""
         settings = super().settings_of(name)
         return settings if name == "critic" else replace(settings, train=FSDP())
 

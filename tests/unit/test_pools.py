@@ -121,7 +121,6 @@ class Given(Strategy):
     found: ClassVar[object] = None
 
     def place(self, roles: Sequence[str], devices: int | None) -> list[ResourcePool]:
-        """Whatever it is."""
         return cast(list[ResourcePool], self.found)
 
 

@@ -171,7 +171,6 @@ class Started(Colocated):
     """Fails once it is to start."""
 
     def join(self) -> None:
-        """Refuse."""
         raise KeyError("it would start")
 
 

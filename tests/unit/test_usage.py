@@ -370,7 +370,6 @@ class Unpacks(GRPO):
     """Fails in a way that says nothing about where."""
 
     def step(self, batch: Batch) -> Metrics:
-        """Wrong."""
         _, _, _ = batch["prompt_ids"].shape
         return Metrics()
 

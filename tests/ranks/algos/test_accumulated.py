@@ -46,7 +46,6 @@ class Accumulated(Imitation):
     left: bool = False
 
     def step(self, batch: Batch) -> Metrics:
-        """Learn."""
         if not self.left:
             return self.actor.update_actor(batch, loss=SFTLoss())
         metrics = self.actor.accumulate_actor(batch, loss=SFTLoss())
@@ -67,7 +66,6 @@ class Positive(PPO):
     """Adds a loss on given rows to the actor's steps, also to those that PPO leaves out."""
 
     def update_actor(self, mini: Batch) -> Metrics:
-        """Imitate, and learn."""
         metrics = self.actor.accumulate_actor(mini, loss=SFTLoss())
         return metrics | super().update_actor(mini)
 

@@ -41,7 +41,6 @@ class Noting(SafeRLHF):
         self.weighed: list[float] = []
 
     def estimator(self, batch: Batch) -> LagrangianEstimator:
-        """As SafeRLHF does."""
         found = super().estimator(batch)
         self.weighed.append(found.multiplier)
         return found

@@ -49,7 +49,6 @@ class Noting(Distillation):
         return super().step(batch)
 
     def taught(self, batch: Batch) -> Batch:
-        """Note the rows."""
         found = super().taught(batch)
         if self.global_step == 0:
             self.seen = {name: found[name] for name in (*COLUMNS, "candidate_ids")}
@@ -110,7 +109,6 @@ class Counting(Distillation):
     drawn = 0
 
     def rollout_metrics(self, batch: Batch) -> dict[str, float]:
-        """Count."""
         self.drawn += 1
         return super().rollout_metrics(batch)
 
@@ -232,7 +230,6 @@ class Blind(DistillationLoss):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Without the ids."""
         return ("candidate_ref_log_probs",)
 
 
@@ -256,7 +253,6 @@ class Looking(Flat):
     """Measures the loss, and learns nothing."""
 
     def step(self, batch: Batch) -> Metrics:
-        """Of answers of its own."""
         batch |= self.actor.generate_sequences(batch)
         return self.actor.compute_loss(self.taught(batch), loss=self.loss)
 
@@ -265,7 +261,6 @@ class Sparing(Distillation):
     """Asks for no candidates."""
 
     def taught(self, batch: Batch) -> Batch:
-        """None of them."""
         return batch | self.teacher.compute_ref_candidates(batch, size=0)
 
 

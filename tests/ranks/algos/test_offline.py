@@ -216,7 +216,6 @@ class Torn(DPO):
     """Cuts mini-batches row by row."""
 
     def mini_batches(self, batch: Batch, *, size: int, epochs: int = 1, together: int = 1) -> Iterator[Batch]:
-        """Forget that rows are pairs."""
         return super().mini_batches(batch, size=size, epochs=epochs)
 
 

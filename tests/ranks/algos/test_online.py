@@ -111,7 +111,6 @@ class Choosy(algos.SafeRLHF):
     """Keeps no answer of the first iteration."""
 
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
-        """Drop them."""
         return super().compute_advantage(batch if self.global_step else batch.take([]))
 
     def rollout_metrics(self, batch: Batch) -> dict[str, float]:
@@ -169,7 +168,6 @@ class Kept(GroupEstimator):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The reference's log-probabilities too."""
         return (*super().columns, "ref_log_probs")
 
 
@@ -177,7 +175,6 @@ class Keeping(algos.GRPO):
     """Has an estimator of its own."""
 
     def estimator(self) -> GroupEstimator:
-        """See `Kept`."""
         return Kept(group_size=self.group_size)
 
 
@@ -191,7 +188,6 @@ class Torn(algos.GRPO):
     """Shuffles answers before it compares those to one prompt."""
 
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
-        """Put them by length, say."""
         return super().compute_advantage(batch.take([0, 2, 1, 3, *range(4, len(batch))]))
 
 
@@ -210,7 +206,6 @@ class Compared(algos.ReMax):
     """Keeps what the answers and the greedy ones earn."""
 
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
-        """Note both."""
         self.seen = batch["scores"].sum(dim=1), batch["greedy_scores"]
         return super().compute_advantage(batch)
 
@@ -241,7 +236,6 @@ class Evaluated(algos.GRPO):
     """Asks for the metrics of the loss before it learns from it."""
 
     def step(self, batch: Batch) -> Metrics:
-        """Note both."""
         batch = self.answers_to(batch, self.group_size)
         batch |= self.actor.generate_sequences(batch)
         batch |= self.reward.compute_reward(batch)
@@ -278,7 +272,6 @@ class Paired(algos.OnlineDPO):
     """Keeps the prompts of what is compared."""
 
     def pair(self, batch: Batch) -> tuple[Batch, Metrics]:
-        """As OnlineDPO does."""
         self.first, self.second = batch["prompt_ids"].view(-1, 2, batch["prompt_ids"].shape[1]).unbind(1)
         return super().pair(batch)
 

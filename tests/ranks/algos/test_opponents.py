@@ -115,7 +115,6 @@ class Mistaken(SelfPlay):
     call: str = ""
 
     def step(self, batch: Batch) -> Metrics:
-        """As the actor would."""
         batch |= self.opponent.generate_sequences(batch)
         return Metrics.of(getattr(self.opponent, self.call)(batch, loss=SFTLoss()).fetch())
 

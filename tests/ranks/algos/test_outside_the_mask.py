@@ -44,7 +44,6 @@ class StrayReward(Reward):
 
     @register(transfer=DP, reads=READ, returns=SCORED)
     def compute_reward(self, rows: TensorDict, *, cut_off: CutOff | None = None) -> TensorDict:
-        """See the class."""
         found = super().compute_reward(cast(Batch, rows), cut_off=cut_off)
         return strays(cast(TensorDict, found), "scores", rows)
 
@@ -55,7 +54,6 @@ class StrayCost(Cost):
 
     @register(transfer=DP, reads=READ, returns=("costs",))
     def compute_cost(self, rows: TensorDict) -> TensorDict:
-        """See the class."""
         return strays(cast(TensorDict, super().compute_cost(cast(Batch, rows))), "costs", rows)
 
 

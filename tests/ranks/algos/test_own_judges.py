@@ -77,7 +77,6 @@ class Valued(RLHFAlgorithm):
     critic: Critic = field(default_factory=Critic)
 
     def step(self, batch: Batch) -> Metrics:
-        """Measure, and learn."""
         batch |= self.actor.generate_sequences(batch)
         batch |= self.critic.compute_values(batch)
         batch |= {"returns": batch["response_mask"].float()}

@@ -47,7 +47,6 @@ class Curriculum(RLHFAlgorithm):
     reward: Reward = field(default_factory=Reward)
 
     def step(self, batch: Batch) -> Metrics:
-        """Answer what is left."""
         batch = self.answers_to(batch.take(range(4 if self.global_step % 2 else 0)), 2)
         batch |= self.actor.generate_sequences(batch)
         batch |= self.reward.compute_reward(batch)
@@ -69,7 +68,6 @@ class Imitation(RLHFAlgorithm):
     actor: Actor = field(default_factory=Actor)
 
     def step(self, batch: Batch) -> Metrics:
-        """Answer, and tell of it."""
         batch |= self.actor.generate_sequences(batch)
         return Metrics.of(self.rollout_metrics(batch))
 
@@ -137,7 +135,6 @@ class Reader(SFT):
     """Learns from given answers, and takes the actor's likeliest, which are no draws."""
 
     def step(self, batch: Batch) -> Metrics:
-        """Read, and answer."""
         prompts = batch.select(["prompt_ids", "prompt_mask", "row_ids"])
         length = drawn_length(self.actor.generate_sequences(prompts, greedy=True))
         given = self.actor.compute_loss(batch, loss=SFTLoss())
@@ -148,7 +145,6 @@ class Draws(Callback):
     """Has answers drawn between the steps."""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
-        """Once after each."""
         assert isinstance(pl_module, RLHFAlgorithm)
         rows = Batch.of(next(iter(cast("Iterable[Columns]", trainer.train_dataloader))))
         assert drawn_length(pl_module.main_actor.generate_sequences(rows)) > 0
@@ -219,7 +215,6 @@ class Couple(RLHFAlgorithm):
     second: Actor = field(default_factory=lambda: Actor(path=""))
 
     def step(self, batch: Batch) -> Metrics:
-        """An update of each."""
         batch |= self.actor.generate_sequences(batch)
         metrics = self.actor.update_actor(batch, loss=SFTLoss())
         return metrics | self.second.update_actor(batch, loss=SFTLoss())
@@ -242,11 +237,9 @@ class Unread(GRPO):
     """A validation and a prediction of one's own, which read nothing of what they ask for."""
 
     def validation_step(self, batch: Columns, batch_idx: int) -> None:
-        """Answer."""
         self.actor.generate_sequences(Batch.of(batch), greedy=True)
 
     def predict_step(self, batch: Columns, batch_idx: int) -> dict[str, list[object]]:
-        """Answer."""
         self.actor.generate_sequences(Batch.of(batch), greedy=True)
         return {}
 
@@ -258,7 +251,6 @@ class Counting(Callback):
         self.calls: list[Counter[str]] = []
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
-        """Count."""
         assert isinstance(pl_module, RLHFAlgorithm)
         self.calls.append(Counter(report.method for report in pl_module.strategy.reports))
 

@@ -101,7 +101,6 @@ class Unmeasured(PolicyLoss):
     def __call__(
         self, outputs: Mapping[str, torch.Tensor], rows: Mapping[str, torch.Tensor], counts: Counts
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Compute it."""
         loss, _ = super().__call__(outputs, rows, counts)
         return loss, {"actor/loss": loss.detach()}
 
@@ -120,7 +119,6 @@ class Masked(PPO):
     """Learns nothing from its answers."""
 
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
-        """Mask them all."""
         batch, metrics = super().compute_advantage(batch)
         return batch | {"response_mask": torch.zeros_like(batch["response_mask"])}, metrics
 
@@ -149,7 +147,6 @@ class Outcome(Estimator):
         return ("advantages", "returns")
 
     def __call__(self, rows: Mapping[str, torch.Tensor], add: Add = alone) -> dict[str, torch.Tensor]:
-        """Compute it."""
         outcomes = rows["scores"].sum(dim=1, keepdim=True) * rows["response_mask"]
         return {"advantages": outcomes, "returns": outcomes}
 
@@ -158,7 +155,6 @@ class Estimating(PPO):
     """Has an estimator of its own."""
 
     def estimator(self, batch: Batch) -> Estimator:
-        """The same for every batch."""
         return Outcome()
 
 
@@ -308,7 +304,6 @@ class Explained(PPO):
     found: tuple[float, ...] = ()
 
     def explain(self, batch: Batch) -> Batch:
-        """As PPO does."""
         rows = super().explain(batch)
         self.found = self.found or tuple(rows["kl"][rows["response_mask"]].tolist())
         return rows
@@ -336,7 +331,6 @@ class Plain(PPO):
     """Answers, scores and tells of it, without an estimator."""
 
     def step(self, batch: Batch) -> Metrics:
-        """Learn nothing."""
         batch |= self.actor.generate_sequences(batch)
         batch |= self.reward.compute_reward(batch)
         return Metrics.of(self.rollout_metrics(batch))

@@ -91,7 +91,6 @@ class Mine(PPO):
     """Whose advantages owe nothing to PPO's."""
 
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
-        """The score on every token."""
         advantages = batch["scores"].sum(dim=1, keepdim=True) * batch["response_mask"]
         batch |= {"advantages": advantages, "returns": advantages}
         return batch, Metrics()
@@ -142,7 +141,6 @@ class Reading(GRPO):
     """Whose step may read the second batch."""
 
     def step(self, batch: Batch) -> Metrics:
-        """As GRPO's."""
         return super().step(batch)
 
 

@@ -40,7 +40,6 @@ class Imitation(RLHFAlgorithm):
         return Metrics.of(numbers) | held.moved("sft", to="held") | self.learn(batch)
 
     def learn(self, batch: Batch) -> Metrics:
-        """One update."""
         return self.actor.update_actor(batch, loss=SFTLoss(), temperature=self.told)
 
 
@@ -48,7 +47,6 @@ class BestOfN(Imitation):
     """Learns from answers that it has drawn, whose generation may have been recorded."""
 
     def step(self, batch: Batch) -> Metrics:
-        """Draw, read and learn."""
         prompts = batch.select(["prompt_ids", "prompt_mask", "row_ids"])
         drawn = prompts | self.actor.generate_sequences(prompts)
         held = self.actor.compute_loss(drawn, loss=SFTLoss(), temperature=self.told)

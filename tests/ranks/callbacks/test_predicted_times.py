@@ -40,7 +40,6 @@ class Bounded(Local):
     strategy_name = "bounded"
 
     def settings_of(self, name: str) -> Settings:
-        """See `Strategy.settings_of`."""
         return replace(super().settings_of(name), generate=Native(slots=3 if name == "actor" else 0))
 
 
@@ -111,7 +110,6 @@ class Sometimes(GRPO):
     """Answers in every other iteration, the first one included."""
 
     def step(self, batch: Batch) -> Metrics:
-        """As it says."""
         return Metrics() if self.global_step % 2 else super().step(batch)
 
 

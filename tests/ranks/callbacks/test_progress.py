@@ -21,7 +21,6 @@ class Noted(Progress):
         self.said: list[str] = []
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note it."""
         bar = self.train_progress_bar
         self.said.append(f"{bar.description.strip()}: {bar.completed:.0f}/{bar.total:.0f}")
         super().on_train_epoch_end(trainer, pl_module)

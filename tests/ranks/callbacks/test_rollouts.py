@@ -24,7 +24,6 @@ class Noting(GRPO):
     """Keeps what was drawn."""
 
     def compute_advantage(self, batch: Batch) -> tuple[Batch, Metrics]:
-        """Note the scores."""
         found = super().compute_advantage(batch)
         self.seen = batch["row_ids"].tolist(), batch["scores"].sum(dim=1).tolist(), batch["score_parts"]
         return found
@@ -89,7 +88,6 @@ class Sometimes(GRPO):
     """Learns in every other iteration, the first one included."""
 
     def step(self, batch: Batch) -> Metrics:
-        """As it says."""
         return Metrics() if self.global_step % 2 else super().step(batch)
 
 
@@ -97,7 +95,6 @@ class Dropping(GRPO):
     """Has dropped every answer in every other iteration, the first one excluded."""
 
     def rollout_metrics(self, batch: Batch) -> dict[str, float]:
-        """Of what is left."""
         return super().rollout_metrics(batch.take(range(0 if self.global_step % 2 else len(batch))))
 
 
@@ -125,7 +122,6 @@ class Seldom(PPO):
     """Learns in every other iteration, and explains held-out answers after each."""
 
     def step(self, batch: Batch) -> Metrics:
-        """As it says."""
         return Metrics() if self.global_step % 2 else super().step(batch)
 
 
@@ -147,7 +143,6 @@ class Breaking(GRPO):
     broken = False
 
     def step(self, batch: Batch) -> Metrics:
-        """As it says."""
         if not self.broken:
             super().step(batch)
             self.broken = True

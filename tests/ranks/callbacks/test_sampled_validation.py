@@ -55,7 +55,6 @@ class Weights(Callback):
     """The weights at the end."""
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Copy them."""
         self.found = trained(pl_module)["actor"]
 
 
@@ -109,7 +108,6 @@ class Own(Actor):
 
     @register(transfer=MICRO_DP, reads=(*PROMPTS, "row_ids"), returns=ANSWERS)
     def generate_sequences(self, rows: TensorDict, *, greedy: bool = False) -> TensorDict:  # type: ignore[override]
-        """Answer as ever."""
         return self.answer(rows, greedy=greedy)
 
 

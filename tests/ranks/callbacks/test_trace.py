@@ -25,7 +25,6 @@ class Waiting(GRPO):
     """Leaves it to others to wait for the calls of its validation."""
 
     def validation_step(self, batch: Columns, batch_idx: int) -> None:
-        """Answer."""
         self.actor.generate_sequences(Batch.of(batch), greedy=True)
 
 
@@ -135,7 +134,6 @@ class Fuller(Callback):
     """Ends the run, and leaves no place for the trace."""
 
     def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
-        """Fail."""
         (Path(trainer.default_root_dir) / "trace.json").mkdir()
         raise KeyError("ended on purpose")
 

@@ -62,7 +62,6 @@ class Kept(Callback):
         self.rewards: list[float] = []
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Keep it."""
         assert trainer.validating
         self.rewards.append(float(trainer.callback_metrics["val/reward"]))
 

@@ -239,7 +239,6 @@ class CriticKeeps(Local):
     """Of all models the critic alone keeps passes."""
 
     def settings_of(self, name: str) -> Settings:
-        """See `Strategy.settings_of`."""
         return replace(super().settings_of(name), train=FSDP(kept_tokens=64 if name == "critic" else 0))
 
 
@@ -267,11 +266,9 @@ class Held(Callback):
         self.after: dict[str, int] = {}
 
     def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
-        """Count."""
         self.within = _kept(pl_module)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Count; a validation was last."""
         self.after = _kept(pl_module)
 
 

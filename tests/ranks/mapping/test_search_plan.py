@@ -282,7 +282,6 @@ class Asked(SimulatedCosts):
     times = 0
 
     def seconds(self, role: str, layout: ParallelLayout, free: float) -> Sequence[float]:
-        """See `SimulatedCosts.seconds`."""
         self.times += 1
         return super().seconds(role, layout, free)
 

@@ -23,7 +23,6 @@ class Started(Local):
     """Fails once it is to start."""
 
     def setup(self, trainer: pl.Trainer) -> None:
-        """Refuse."""
         raise RuntimeError("started")
 
 

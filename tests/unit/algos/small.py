@@ -82,12 +82,10 @@ class Keep(Callback):
         self.fresh = trained(pl_module)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: object) -> None:
-        """Note the metrics."""
         self.numbers.append({name: float(value) for name, value in trainer.logged_metrics.items()})
         self.first = self.first or trained(pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Copy the weights."""
         self.weights = trained(pl_module)
         engines = [role.engine for role in built(pl_module).values() if role.path]
         self.devices = {engine._device for engine in engines if isinstance(engine, FSDPEngine)}

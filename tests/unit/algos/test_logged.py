@@ -24,11 +24,9 @@ class Sometimes(GRPO):
     """Learns in every other iteration, and logs numbers of its own in each."""
 
     def on_train_batch_start(self, batch: object, batch_idx: int) -> None:
-        """Log before it begins."""
         self.log("mine/start", float(batch_idx))
 
     def step(self, batch: Batch) -> Metrics:
-        """As it says."""
         number = float(self.global_step)
         self.log("mine/step", number)
         self.log("mine/both", number, on_step=True, on_epoch=True)
@@ -75,7 +73,6 @@ class Behind(GRPO):
     before: Batch | None = None
 
     def step(self, batch: Batch) -> Metrics:
-        """As it says."""
         self.before, taken = batch, self.before or batch
         return super().step(taken)
 
@@ -94,7 +91,6 @@ class Timed(GRPO):
     """Returns a metric of its own by the name of one that the run takes."""
 
     def step(self, batch: Batch) -> Metrics:
-        """As it says."""
         return super().step(batch) | {"time/step_s": 1.0}
 
 

@@ -39,11 +39,9 @@ class Pretended:
         return cast(Ref, End(value, made_s, max(made_s, here_s)))
 
     def put(self, value: object) -> Ref:
-        """As `ray.put`."""
         return self.ref(value)
 
     def get(self, refs: End | Sequence[End], *, timeout: float | None = None) -> object:
-        """As `ray.get`."""
         ends = [refs] if isinstance(refs, End) else list(refs)
         here = max((end.here_s for end in ends), default=0.0)
         if timeout is not None and here > self.now + timeout:
@@ -58,7 +56,6 @@ class Pretended:
     def wait(
         self, refs: Sequence[End], *, num_returns: int = 1, timeout: float, fetch_local: bool = True
     ) -> tuple[list[End], list[End]]:
-        """As `ray.wait`."""
         if len(set(refs)) < len(refs):
             raise ValueError("Wait requires a list of unique ray_waitables.")
         times = {end: end.here_s if fetch_local else end.made_s for end in refs}
@@ -68,11 +65,9 @@ class Pretended:
         return ready, [end for end in refs if end not in ready]
 
     def monotonic(self) -> float:
-        """As `time.monotonic`."""
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """As `time.sleep`."""
         self.now += seconds
 
 
@@ -109,11 +104,9 @@ class Method:
     """Arguments of the last call that have names."""
 
     def options(self, **_: object) -> Method:
-        """The same."""
         return self
 
     def remote(self, *given: object, **named: object) -> object:
-        """Call it."""
         self.calls.append(given)
         self.named = named
         return self.answer(*given)
@@ -130,5 +123,4 @@ class Actor:
 
     @property
     def handle(self) -> DeviceHandle:
-        """As the controller has it."""
         return cast(DeviceHandle, self)

@@ -35,7 +35,6 @@ class Careless(Echo):
 
     @register(transfer=DP, reads=("x",), returns=("x", "y"))
     def forget(self, rows: TensorDict) -> TensorDict:
-        """Leave out a column."""
         return rows
 
     @register(transfer=DP, reads=("x",), returns=("double",))
@@ -50,12 +49,10 @@ class Careless(Echo):
 
     @register(transfer=DP, reads=("x",), returns=("x",))
     def drop(self, rows: TensorDict) -> TensorDict:
-        """Lose a row."""
         return rows[1:]
 
     @register(transfer=DP, reads=("x",), returns=("x",))
     def number(self, rows: TensorDict) -> TensorDict:
-        """Return something else."""
         return 3  # type: ignore[return-value]
 
     @register(transfer=DP_METRIC, reads=("x",))
@@ -65,17 +62,14 @@ class Careless(Echo):
 
     @register(transfer=DP_METRIC, reads=("x",))
     def omit(self, rows: TensorDict) -> Mapping[str, float]:
-        """Forget to return."""
         return None  # type: ignore[return-value]
 
     @register(transfer=DP_METRIC)
     def look(self, batch: TensorDict) -> Mapping[str, float]:
-        """Name its rows otherwise."""
         return {"columns": len(list(batch.keys()))}
 
     @register(transfer=DP_METRIC)
     def think(self, steps: int) -> Mapping[str, float]:
-        """Take no rows."""
         return {"steps": steps}
 
     @register(transfer=DP_METRIC)

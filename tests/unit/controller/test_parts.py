@@ -36,7 +36,6 @@ class Answering(Echo):
 
     @register(transfer=MICRO_DP, reads=("number",), returns=())
     def start(self, rows: TensorDict) -> TensorDict:
-        """Take the rows."""
         self.left = rows["number"].flip(0)
         return TensorDict({}, batch_size=rows.batch_size)
 

@@ -37,7 +37,6 @@ class Keeping(Echo):
 
     @register(transfer=DP, reads=("n",), returns=("grade",))
     def grade(self, rows: TensorDict) -> TensorDict:
-        """A number, or none."""
         return TensorDict({"grade": [float(k) if k else None for k in rows["n"].tolist()]}, [len(rows)])
 
     @register(transfer=DP, reads=("rows",), returns=("seen",))

@@ -57,30 +57,25 @@ class Dealer(Echo):
 
     @register(transfer=Dealt(), reads=("x",), returns=("x", "rank"))
     def deal(self, rows: TensorDict) -> TensorDict:
-        """Its hand."""
         found = {"x": rows["x"], "rank": torch.full((len(rows),), self.rank)}
         return TensorDict(found, batch_size=rows.batch_size)
 
     @register(transfer=MICRO_DP, reads=("x",), returns=("x", "rank"))
     def answer(self, rows: TensorDict) -> TensorDict:
-        """Its rows, and this rank."""
         found = {"x": rows["x"], "rank": torch.full((len(rows),), self.rank)}
         return TensorDict(found, batch_size=rows.batch_size)
 
     @register(transfer=BROADCAST, reads=("x",), returns=("x", "rank"))
     def whole(self, rows: TensorDict) -> TensorDict:
-        """All rows, and this rank."""
         found = {"x": rows["x"], "rank": torch.full((len(rows),), self.rank)}
         return TensorDict(found, batch_size=rows.batch_size)
 
     @register(transfer=PP_ONLY)
     def stage(self) -> int:
-        """This rank."""
         return self.rank
 
     @register(transfer=DP_METRIC, reads=("x",))
     def which(self, rows: TensorDict) -> Mapping[str, float]:
-        """This rank."""
         return {"rank": float(self.rank)}
 
 

@@ -99,7 +99,6 @@ class Watched(FSDPEngine):
 
     @contextmanager
     def generating(self) -> Iterator[Decoder]:
-        """See `TrainEngine.generating`."""
         with super().generating() as decoder:
             alive = weakref.ref(decoder)
             try:

@@ -202,7 +202,6 @@ class Fit(Loss):
     def __call__(
         self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `Loss`."""
         if "values" in outputs:
             each = (outputs["values"] - rows["advantages"]).square()
         else:
@@ -220,7 +219,6 @@ class Guarded(Fit):
     def __call__(
         self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """See `Loss`."""
         if not rows["response_mask"].any():
             return torch.zeros(()), {"test/loss": torch.zeros(()), "test/tokens": torch.zeros(())}
         return super().__call__(outputs, rows, counts)

@@ -85,7 +85,6 @@ class Returning(Loss):
     made: Callable[[Tensor], object]
 
     def __call__(self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts) -> Returned:
-        """See the class."""
         return cast("Returned", self.made(outputs["log_probs"]))
 
 
@@ -157,7 +156,6 @@ class Weighted(Loss):
     """Reads the column of the batch that outputs have too, and does not name it."""
 
     def __call__(self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts) -> Returned:
-        """Weigh."""
         return (outputs["log_probs"] * rows["log_probs"]).sum(), {}
 
 

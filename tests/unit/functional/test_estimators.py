@@ -175,16 +175,13 @@ class Mine(Estimator):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Scores alone."""
         return ("scores",)
 
     @property
     def returns(self) -> tuple[str, ...]:
-        """Advantages alone."""
         return ("advantages",)
 
     def __call__(self, rows: Mapping[str, Tensor], add: Add = alone) -> dict[str, Tensor]:
-        """Read, and answer."""
         return {"advantages": rows[self.reads]} if self.answer is None else self.answer
 
 

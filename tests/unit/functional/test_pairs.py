@@ -38,7 +38,6 @@ class Likelihood(PairLoss):
     def __call__(
         self, outputs: Mapping[str, Tensor], rows: Mapping[str, Tensor], counts: Counts
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """See the class."""
         mask = in_whole_pairs(rows["response_mask"])
         return aggregate(-outputs["log_probs"], mask, "token-mean", counts), {}
 

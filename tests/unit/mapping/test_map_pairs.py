@@ -76,7 +76,6 @@ class Lengths(Reward):
 
     @register(transfer=DP, reads=("response_mask",), returns=("scores",))
     def compute_reward(self, rows: TensorDict) -> TensorDict:  # type: ignore[override]
-        """One for each token."""
         return TensorDict({"scores": rows["response_mask"].float()}, batch_size=len(rows))
 
 

@@ -319,7 +319,6 @@ class Hinted(GRPO):
     """Reads a field of the rows."""
 
     def step(self, batch: Batch) -> Metrics:
-        """As GRPO does."""
         assert {cast(dict[str, str], row)["hint"] for row in batch.objects("rows")} == {"x"}
         return super().step(batch)
 
@@ -328,7 +327,6 @@ class Started(Auto):
     """Fails once it is to start."""
 
     def setup(self, trainer: Trainer) -> None:
-        """Refuse."""
         raise RuntimeError("started")
 
 

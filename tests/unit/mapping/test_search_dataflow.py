@@ -218,7 +218,6 @@ class Logged(GRPO):
     """Logs numbers of its own, as Lightning has it."""
 
     def step(self, batch: Batch) -> Metrics:
-        """As GRPO does."""
         self.log("mine/rows", float(len(batch)), on_step=True)
         self.log_dict({"mine/one": 1.0})
         return super().step(batch)
@@ -234,12 +233,10 @@ class SetUp(GRPO):
     """Reads what its `setup` makes."""
 
     def setup(self, stage: str) -> None:
-        """Make rates."""
         super().setup(stage)
         self.register_buffer("rates", torch.zeros(4))
 
     def step(self, batch: Batch) -> Metrics:
-        """As GRPO does."""
         return super().step(batch | {"rates": cast(torch.Tensor, self.rates)})
 
 
@@ -259,7 +256,6 @@ class ByRow(GRPO):
         self.register_buffer("rates", torch.zeros(len(data.train_rows)))
 
     def step(self, batch: Batch) -> Metrics:
-        """As GRPO does."""
         return super().step(batch | {"rates": cast(torch.Tensor, self.rates)[row_numbers(batch)]})
 
 
@@ -267,7 +263,6 @@ class StartedAuto(Auto):
     """Fails once it is to start."""
 
     def setup(self, trainer: Trainer) -> None:
-        """Refuse."""
         raise RuntimeError("started")
 
 
@@ -328,7 +323,6 @@ class Told(Measured):
     """Asks for the model's number, and does not wait for it."""
 
     def step(self, batch: Batch) -> Metrics:
-        """As the others do."""
         self.actor.share()
         return super().step(batch)
 

@@ -45,7 +45,6 @@ class Seldom(GRPO):
     """Asks the reference in one iteration of a hundred, which is not the one that is read."""
 
     def step(self, batch: Batch) -> Metrics:
-        """One update."""
         batch = self.answers_to(batch, self.group_size)
         batch |= self.actor.generate_sequences(batch)
         batch |= self.reward.compute_reward(batch)

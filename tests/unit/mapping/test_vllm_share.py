@@ -82,7 +82,6 @@ class TwoWriters(GRPO):
     """The other."""
 
     def step(self, batch: Batch) -> Metrics:
-        """An update of each."""
         batch |= self.actor.generate_sequences(batch)
         batch |= self.reference.compute_ref_log_prob(batch)
         batch |= {"advantages": batch["ref_log_probs"]}

@@ -49,7 +49,6 @@ class Noting:
     given: Mapping[str, object] = field(default_factory=dict)
 
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
-        """See `Caller.call`."""
         self.calls.append(f"{self.name}.{method.name}")
         self.given = arguments
         if batch is None:
@@ -85,7 +84,6 @@ class Twice(Actor):
 
     @register(transfer=DP_METRIC)
     def learn_twice(self, rows: TensorDict) -> dict[str, float]:
-        """Nothing, here."""
         del rows
         return {}
 
@@ -276,7 +274,6 @@ class LastFirst(Noting):
     left: list[int] = field(default_factory=list)
 
     def call(self, method: Method, batch: Batch | None, arguments: Mapping[str, object]) -> object:
-        """See `Caller.call`."""
         assert batch is None or "row_numbers" in batch
         found = super().call(method, batch, arguments)
         if batch is not None and method.name == "start_sequences":

@@ -63,7 +63,6 @@ class Weighing(Searching):
     """Asks a tool for what models have."""
 
     def step(self, batch: Batch) -> Metrics:
-        """Weigh."""
         self.finder.memory()
         return Metrics.of({})
 
@@ -72,7 +71,6 @@ class Counting(Searching):
     """Asks for what cannot be."""
 
     def step(self, batch: Batch) -> Metrics:
-        """Count."""
         self.finder.write(batch)
         return Metrics.of({})
 
