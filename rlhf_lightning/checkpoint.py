@@ -148,9 +148,10 @@ def _beside(place: Path, *, of: Path, left: str) -> Iterator[Path]:
 
 def remove(target: Path) -> None:
     """Remove a checkpoint if there is one: it is renamed first, so that it is never there in part."""
-    if target.exists():
-        rest = _unfinished(target)
-        target.rename(rest)
+    if target.is_symlink():
+        target.unlink()
+    elif target.exists():
+        rest = target.rename(_unfinished(target))
         shutil.rmtree(rest, ignore_errors=True)
 
 

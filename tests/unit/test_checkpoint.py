@@ -117,6 +117,19 @@ def test_a_checkpoint_is_removed_at_once(tmp_path: Path) -> None:
     files.remove(target)
 
 
+def test_of_a_link_to_a_checkpoint_the_link_is_removed_or_replaced(tmp_path: Path) -> None:
+    """As ModelCheckpoint(save_last="link") leaves one."""
+    whole, link = tmp_path / "step=1.ckpt", tmp_path / "last.ckpt"
+    write(whole, 1)
+    link.symlink_to(whole)
+    write(link, 2)
+    link.rename(other := tmp_path / "step=2.ckpt")
+    link.symlink_to(other)
+    files.remove(link)
+    assert sorted(tmp_path.iterdir()) == [whole, other]
+    assert [files.read_state(path)["global_step"] for path in (whole, other)] == [1, 2]
+
+
 def test_what_can_be_typed_instead_of_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     write(tmp_path / "last.ckpt", 3)
     (tmp_path / "unfinished.ckpt").mkdir()
