@@ -78,7 +78,7 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "lmbda": "Type --algo.given G, which is 1 - lmbda: the share of iterations of given answers.",
     "topk_logits_k": ("algo.candidates",),
     "value_model critic_pretrain": ("algo.critic.path",),
-    "reward_model_path reward_pretrain reward.model_name_or_path reward_model.model.path": (
+    "reward_model_path reward_pretrain reward.model_name_or_path reward_model.model.path judge.path": (
         "algo.reward.path",
     ),
     "reward_funcs reward_weights remote_rm_url remote_url": ("algo.reward.functions",),

@@ -64,7 +64,10 @@ _HERE: dict[str, dict[str, str]] = {
             "the N of sampling.max_new_tokens."
         ),
         "gspo cispo simpo": "Type --algo {}.",
-        "nll chunked_nll kto": "It is the loss of --algo sft and kto: leave it out.",
+        "nll chunked_nll kto sft": (
+            "It is the loss of --algo sft and kto: leave it out. A part of dpo's or simpo's is "
+            "--algo.loss.sft_coef C."
+        ),
         "sigmoid_norm": "Type --algo.loss.length_average true.",
         "apo_zero_unpaired": "Type --algo kto --algo.loss.baseline false.",
         (

@@ -206,7 +206,7 @@ def _suggestion(option: str, classes: Sequence[str], owners: Mapping[str, type])
         return _suggestion_of_command(option, owners)
     owner = next((cls for cls in map(resolve_name, reversed(classes)) if option_names(cls)), None)
     if isinstance(owner, type):
-        return _suggestion_of_class(option, owner)
+        return _suggestion_of_class(option, owner, owners)
     return (
         " Name the class before its options, such as --algo ppo or --data promptdata; in a file, in "
         "class_path, with the options in init_args."
@@ -240,9 +240,9 @@ def _suggestion_of_part(option: str, owners: Mapping[str, type]) -> str:
         if whole := [prefix for prefix, cls in having if option in option_paths(cls)]:
             return meant(f"--{whole[0]}.{option}")
         prefix, cls = having[0]
-        return f" Its options begin with --{prefix}.{first}.{_suggestion_of_class(option, cls)}"
+        return f" Its options begin with --{prefix}.{first}.{_suggestion_of_class(option, cls, owners)}"
     if rest and first in owners:
-        return _suggestion_of_class(rest, owners[first])
+        return _suggestion_of_class(rest, owners[first], owners)
     if rest and first in FOLDERS:
         return f" No class has it; rlhf fit --{first}.help NAME lists the options of one."
     known = [*FOLDERS, *owners, *_OWN]
@@ -287,11 +287,11 @@ def _of_which(path: str, kind: str, *, prefix: str = "") -> str:
     return f" {prefix}{path} is an option of --{kind} {', '.join(having[:4])}{more}." if having else ""
 
 
-def _suggestion_of_class(option: str, owner: type) -> str:
+def _suggestion_of_class(option: str, owner: type, owners: Mapping[str, type]) -> str:
     """What an unknown option of a class was meant to be, or else a list of those that it has."""
     first, _, rest = option.partition(".")
     if rest and (inner := option_classes(owner).get(first)):
-        return _suggestion_of_class(rest, inner)
+        return _suggestion_of_class(rest, inner, owners)
     if untyped := _untyped(first, owner):
         return untyped
     modules = [base.__module__ for base in owner.__mro__]
@@ -299,6 +299,8 @@ def _suggestion_of_class(option: str, owner: type) -> str:
     here = known_elsewhere(f"{kind}.{option}" if kind else option, owner)
     if isinstance(here, str):
         return f" {_of_model(here, owner, kind=kind)}"
+    if not kind:  # a part, of which what the chosen algorithm lacks is no other name
+        here = tuple(path for path in here if path.partition(".")[0] not in owners or _has(path, owners))
     lacks = f"{kind}.{option}" in here or (rest and first != "actor" and _is_model(first))
     if not lacks and (found := _similar(option, owner, here=here, kind=kind)):
         return meant(*found)
@@ -337,7 +339,7 @@ def _similar(option: str, owner: type, *, here: Sequence[str], kind: str) -> lis
     flat = {path: path.replace(".", "_") for path in option_paths(owner)}
     below = [path.partition(".")[2] for path in here]
     within = [path.partition(".")[2] for path in below]  # of a model or a loss
-    named = [*below, *within, f"{typed.removesuffix('_model')}.path"]
+    named = [*below, *within, f"{typed.removesuffix('_model')}.path", option.replace("_model.", ".")]
     if found := [path for path in named if path in flat]:
         return found[:1]
     ends = [path for path in flat if flat[path].endswith(f"_{typed}") or typed.endswith(f"_{flat[path]}")]

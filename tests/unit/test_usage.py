@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from wandb.errors import UsageError
 
 import rlhf_lightning.callbacks  # noqa: F401 - among which names are looked for; ray writes to the environment
-from rlhf_lightning.algos import GRPO
+from rlhf_lightning.algos import GRPO, SFT
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.names import FOLDERS, choices, class_path
 from rlhf_lightning.options import option_paths
@@ -47,6 +47,8 @@ def answer(cls: str, option: str) -> str:
         ("data.TaskData", "path", "path is an option of --data completiondata, "),
         ("workers.Actor", "optimizer.momentum", "OptimizerSpec has: lr, betas, "),
         ("algos.GRPO", "reward_model", "Did you mean reward.path?"),
+        ("algos.GRPO", "reward_model.path", "Did you mean reward.path?"),
+        ("algos.GRPO", "judge.path", "Did you mean reward.path?"),
         ("algos.GRPO", "value_model", "critic is an option of --algo ppo, saferlhf."),
         ("data.TaskData", "train_files", "path is an option of --data completiondata, "),
         ("algos.GRPO", "num_generations", "Did you mean group_size?"),
@@ -292,6 +294,7 @@ def test_an_option_of_the_trainer_without_its_prefix() -> None:
             "Type --trainer.logger WandbLogger --trainer.logger.name NAME; --trainer.logger.project",
         ),
         ("--trainer.experiment_name x", "Type --trainer.logger WandbLogger --trainer.logger.name NAME;"),
+        ("--loss_type sft", "It is the loss of --algo sft and kto: leave it out. A part of "),
         ("--critic.adam.lr 1e-6", "Did you mean --algo.critic.optimizer.lr?"),
         ("data.train_files=x a.b=c", "Options begin with two dashes. Did you mean --data.path?"),
         ("+actor_rollout_ref.rollout.n=5", "Options begin with two dashes. Did you mean --algo.group_size?"),
@@ -364,6 +367,8 @@ def test_what_a_class_lacks_is_said_alone() -> None:
     assert option_error(said, {}).endswith(lacks)
     said = "the following arguments are required: fit.algo, fit.data"
     assert option_error(said, {}) == "the following arguments are required: --algo NAME, --data NAME"
+    said = "Problem with class_path 'rlhf_lightning.functional.SFTLoss': Option 'beta' is not accepted"
+    assert option_error(said, {"algo": SFT}).endswith(". SFTLoss has: coef, aggregation, horizon.")
 
 
 class Unpacks(GRPO):
