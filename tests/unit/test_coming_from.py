@@ -137,6 +137,10 @@ def test_defaults_that_differ_from_those_of_others_are_documented() -> None:
     assert f"GRPO has a KL of {grpo.policy_loss.kl_coef} in its loss" in said
     assert f"PPO** has a KL of {ppo.kl.coef} in its reward" in said
     assert f"`lam` {ppo.lam} (verl: 1.0) and a value clip of {ppo.value_loss.clip} (verl: 0.5)" in said
+    drawn, rates = ppo.actor.sampling, [role.optimizer.lr for role in (ppo.actor, ppo.critic)]
+    assert f"**TRL's PPO** makes 4 passes over a batch (here {ppo.epochs}), draws" in said
+    assert f"at a temperature of 0.7 (here {drawn.temperature})" in said
+    assert "3e-6 (here {:.0e} and {:.0e})".format(*rates).replace("e-0", "e-") in said
     in_reward = [kind().reward_kl_coef for kind in (ReinforcePP, RLOO, ReMax)]
     assert "one in the reward, of {}, {} and {} (verl".format(*in_reward) in said
     assert f"RLOO** has {RLOO().group_size} answers to a prompt (TRL: 2)" in said
