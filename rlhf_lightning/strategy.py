@@ -296,9 +296,10 @@ class Strategy(SingleDeviceStrategy):
         self.drain()
 
     def on_predict_end(self) -> None:
-        """Wait for the calls of a prediction: one may have failed."""
+        """Wait for the calls of a prediction, or of a test: one may have failed."""
         self.drain()
 
+    on_test_end = on_predict_end
     on_train_start = on_predict_end  # calls of the algorithm's `on_train_start` are no part of an iteration
 
     def on_exception(self, exception: BaseException) -> None:

@@ -13,6 +13,7 @@ import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.callbacks import Callback
 from safetensors.torch import load_file
+from torch.utils.data import DataLoader
 
 from rlhf_lightning.algorithm import Columns
 from rlhf_lightning.algos import PPO
@@ -111,20 +112,25 @@ class FailingActor(Actor):
 
 
 class Unread(PPO):
-    """A validation and a prediction of one's own, which read nothing of what they ask for."""
+    """A validation, a test and a prediction of one's own, which read nothing of what they ask for."""
 
     def validation_step(self, batch: Columns, batch_idx: int) -> None:
         assert isinstance(self.actor, FailingActor)
         self.actor.fail()
+
+    test_step = validation_step
 
     def predict_step(self, batch: Columns, batch_idx: int) -> dict[str, list[object]]:
         self.validation_step(batch, batch_idx)
         return {}
 
 
-@pytest.mark.parametrize("fn", ["validate", "predict"])
+@pytest.mark.parametrize("fn", ["validate", "test", "predict"])
 def test_a_failed_call_that_nothing_reads_is_told(fn: str, tiny: Path, tmp_path: Path) -> None:
     actor = FailingActor(path=str(tiny), sampling=Sampling(max_new_tokens=6))
     run = trainer(Colocated(devices=1), tmp_path, limit_val_batches=1)
+    given: dict[str, object] = {"datamodule": TaskData(num_val_rows=2)}
+    if fn == "test":  # for which no data module has rows
+        given = {"dataloaders": DataLoader(["Sort 21: "])}  # type: ignore[arg-type]
     with pytest.raises(WorkerError, match=r"actor\[rank 0, .*\]\.fail: .*failed on purpose"):
-        getattr(run, fn)(Unread(actor=actor), datamodule=TaskData(num_val_rows=2))
+        getattr(run, fn)(Unread(actor=actor), **given)
