@@ -222,7 +222,7 @@ class Strategy(SingleDeviceStrategy):
         """The roles that a run calls: all in a fit."""
         trainer, roles = self.algorithm._trainer, self.models()
         task = trainer.state.fn if trainer else "fit"
-        also = self.algorithm.validates if task == "validate" else ()
+        also = () if task == "predict" else self.algorithm.validates
         return {n: r for n, r in roles.items() if task == "fit" or r.needed_to_validate or n in also}
 
     def _pools(self, roles: Mapping[str, Role]) -> list[ResourcePool]:

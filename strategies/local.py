@@ -73,7 +73,7 @@ class Local(Strategy):
         if callable(theirs) and not ours and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, partial(_end, theirs))
 
-    on_predict_start = on_validation_start
+    on_test_start = on_predict_start = on_validation_start
 
     def on_train_start(self) -> None:
         """See `Strategy.on_train_start`, and let SIGTERM end the run."""

@@ -71,6 +71,8 @@ class Trace(Callback):
         pl_module.strategy.drain()
         self._write(trainer)
 
+    on_test_end = on_predict_end
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the file."""
         self._write(trainer)

@@ -9,7 +9,10 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.callbacks import Callback
+from torch.utils.data import DataLoader
 
+from rlhf_lightning.algorithm import Columns
+from rlhf_lightning.algos import GRPO
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.strategies import Local
 from tests.unit.algos.short import grpo, trainer
@@ -31,6 +34,10 @@ class Asked(Callback):
     def on_validation_batch_start(self, *_: object, **__: object) -> None:
         self._ask()
 
+    def on_test_batch_start(self, *_: object, **__: object) -> None:
+        """Ask."""
+        self._ask()
+
     def on_predict_batch_start(self, *_: object, **__: object) -> None:
         self._ask()
 
@@ -40,14 +47,25 @@ class Asked(Callback):
         self.told.append(type(exception).__name__)
 
 
-@pytest.mark.parametrize(("command", "held_out"), [("fit", 0), ("fit", 2), ("validate", 2), ("predict", 0)])
+class Examined(GRPO):
+    """Has a test of its own."""
+
+    def test_step(self, batch: Columns, batch_idx: int) -> None:
+        """Answer nothing."""
+
+
+@pytest.mark.parametrize(
+    ("command", "held_out"), [("fit", 0), ("fit", 2), ("validate", 2), ("test", 0), ("predict", 0)]
+)
 def test_it_ends_at_once(command: str, held_out: int, tmp_path: Path) -> None:
     """With held-out prompts a fit validates before it trains."""
     before, asked = signal.getsignal(signal.SIGTERM), Asked()
     run = trainer(Local(), tmp_path, callbacks=[asked], limit_val_batches=1 if held_out else 0)
-    data = TaskData(batch_size=2, num_rows=2, num_val_rows=held_out)
+    given: dict[str, object] = {"datamodule": TaskData(batch_size=2, num_rows=2, num_val_rows=held_out)}
+    if command == "test":  # for which no data module has rows
+        given = {"dataloaders": DataLoader(["Sort 21: "])}  # type: ignore[arg-type]
     with pytest.raises(SystemExit) as end:
-        getattr(run, command)(grpo(), datamodule=data)
+        getattr(run, command)(grpo(Examined), **given)
     assert end.value.code == 128 + signal.SIGTERM
     assert asked.told == ["SystemExit"]
     assert signal.getsignal(signal.SIGTERM) == before

@@ -132,3 +132,21 @@ def test_a_test_of_ones_own_has_its_own_loaders(tmp_path: Path) -> None:
         trainer(Local(), tmp_path).test(grpo(Tested), [first, second])
     with pytest.raises(ValueError, match=r"^trainer\.test: there are no data\. .*, dataloaders=\.\.\.\): "):
         trainer(Local(), tmp_path).test(grpo(Tested), datamodule=TaskData(num_rows=8, num_val_rows=2))
+
+
+class Compared(Tested):
+    """The test has the models of a validation of one's own."""
+
+    validates = ("reference",)
+
+
+def test_a_test_of_ones_own_has_the_models_of_a_validation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(strategy: Strategy, roles: dict[str, object]) -> None:
+        raise KeyError(" ".join(roles))
+
+    monkeypatch.setattr(Local, "_launch", start)
+    for kind, models in ((Tested, "actor reward"), (Compared, "actor reference reward")):
+        with pytest.raises(KeyError, match=f"^'{models}'$"):
+            trainer(Local(), tmp_path).test(grpo(kind), DataLoader(Counted(), batch_size=2))

@@ -22,10 +22,12 @@ from tests.unit.algos.short import grpo, trainer
 
 
 class Waiting(GRPO):
-    """Leaves it to others to wait for the calls of its validation."""
+    """Leaves it to others to wait for the calls of its validation, or of its test."""
 
     def validation_step(self, batch: Columns, batch_idx: int) -> None:
         self.actor.generate_sequences(Batch.of(batch), greedy=True)
+
+    test_step = validation_step
 
 
 def methods(
@@ -66,6 +68,16 @@ def test_a_validation_that_waits_for_nothing_is_in_it(tmp_path: Path) -> None:
     assert found["actor.update_actor"] == 2
     found = methods(tmp_path, Waiting, Trace(str(tmp_path / "trace.json")), fn="validate")
     assert found == {"actor.generate_sequences": 2}
+
+
+def test_a_test_of_ones_own_has_its_trace(tmp_path: Path) -> None:
+    trace, data = Trace(str(tmp_path / "trace.json")), TaskData(batch_size=2, num_rows=2, num_val_rows=2)
+    algorithm = grpo(Waiting)
+    data.tokenizer = algorithm.main_model.path
+    data.setup("validate")
+    trainer(Local(), tmp_path, callbacks=[trace]).test(algorithm, data.val_dataloader())
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [event["name"] for event in events if event["ph"] == "X"] == ["actor.generate_sequences"]
 
 
 def test_two_traces_are_alike(tmp_path: Path) -> None:
