@@ -336,7 +336,7 @@ class CommandLine(LightningCLI):
         """Answer the prompts; the answers go to <root>/predictions.jsonl.
 
         Raises:
-            ValueError: no file can be written there.
+            ValueError: no file can be written there, or nothing of what a `predict_step` gave.
         """
         out = Path(self.trainer.default_root_dir) / "predictions.jsonl"
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -349,8 +349,13 @@ class CommandLine(LightningCLI):
             return
         with whole(out) as file:
             for batch in found:
-                assert isinstance(batch, dict)
-                there = {line: batch[each] for each, line in PREDICTED.items() if each in batch}
+                given = batch if isinstance(batch, dict) else {}
+                there = {line: given[each] for each, line in PREDICTED.items() if each in given}
+                if not there:
+                    raise ValueError(
+                        f"{type(model).__name__}.predict_step returned {[*given] or type(batch).__name__}. "
+                        f"Return lists by name, of {', '.join(PREDICTED)} those that there are."
+                    )
                 for values in zip(*there.values(), strict=True):
                     file.write(json.dumps(dict(zip(there, values, strict=True))) + "\n")
         sys.stdout.write(f"predictions: {out}\n")

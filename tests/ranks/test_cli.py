@@ -333,6 +333,13 @@ def test_what_a_predict_step_of_ones_own_gives_is_written(
     assert code == 0, err
     lines = [json.loads(line) for line in Path("predictions.jsonl").read_text().splitlines()]
     assert lines == [{"prompt": "a", "response": 0}, {"prompt": "b", "response": 7}]
+    for given, named in (([7], "list"), (None, "NoneType"), ({"scores": [7]}, r"\['scores'\]")):
+        monkeypatch.setattr(PPO, "predict_step", lambda *_, given=given: given)
+        said = rlhf.refused(*words, "--trainer.default_root_dir", ".", "--trainer.logger", "false")
+        assert re.match(rf"PPO\.predict_step returned {named}\. Return lists by name, of prompts, ", said), (
+            said
+        )
+        assert Path("predictions.jsonl").read_text().count("\n") == 2, "those of before"
 
 
 def test_a_validation_leaves_a_trace_too(rlhf: Rlhf, caplog: pytest.LogCaptureFixture) -> None:
