@@ -166,15 +166,17 @@ class FSDPEngine(TrainEngine):
         """See `TrainEngine.save`."""
         self._offloaded.refuse("parameters", "optimizer")
         state = self._optimizer.state() | lora_state(self._spec.lora)
-        save_checkpoint(directory, self._saved(), state, group=self._group)
+        save_checkpoint(directory, self._saved() | self._optimizer.tensors(), state, group=self._group)
 
     def load(self, directory: Path, *, trained: bool = True) -> None:
         """See `TrainEngine.load`."""
         self._offloaded.refuse("parameters", "optimizer")
-        state = self._state_of(directory)
+        check_lora(directory, self._spec.lora)
+        tensors = self._saved()
+        state = read_state(directory, {name: tensor.shape for name, tensor in tensors.items()})
         if trained:
             self._optimizer.restore(state)  # makes the moments that are filled
-        tensors = self._saved() if trained else self._saved_weights()
+            tensors |= self._optimizer.tensors()
         CheckpointReader(directory).fill(tensors, group=self._group)
         self._changed()
 
@@ -272,12 +274,6 @@ class FSDPEngine(TrainEngine):
             return [master.grad for master in masters if master.grad is not None]
         return list(self._optimizer.tensors().values())
 
-    def _state_of(self, directory: Path) -> dict[str, object]:
-        check_lora(directory, self._spec.lora)
-        return read_state(directory, {name: tensor.shape for name, tensor in self._saved_weights().items()})
-
     def _saved(self) -> dict[str, Tensor]:
-        return self._saved_weights() | self._optimizer.tensors()
-
-    def _saved_weights(self) -> dict[str, Tensor]:
+        """The weights that a checkpoint holds, by their names there."""
         return {f"model.{name}": master.detach() for name, master in self._weights.masters.items()}
