@@ -58,8 +58,9 @@ class HybridBuffer:
         self._buckets = buckets(self.params, self.stages, self.layout.generating, stage=at.p)
         self._stores: dict[str, Tensor] = {}
         with torch.inference_mode(mode=False):
-            for slot in self._slots():
-                self._settle(slot)
+            for param in self.params:
+                if (parameter := self.parameters.get(param.name)) is not None:
+                    parameter.data = param_of(param, stored_as(param, parameter.data).contiguous())
 
     @property
     def size_bytes(self) -> int:
@@ -108,12 +109,6 @@ class HybridBuffer:
     def _trained(self, slot: Slot) -> tuple[Sharded, nn.Parameter] | None:
         """The parameter of a slot that this rank trains."""
         return next(((q, self.parameters[q.name]) for q in slot.params if q.name in self.parameters), None)
-
-    def _settle(self, slot: Slot) -> None:
-        """Give this rank's parameter of a slot the memory layout that it has in a generation shard."""
-        if (trained := self._trained(slot)) is not None:
-            param, parameter = trained
-            parameter.data = param_of(param, stored_as(param, parameter.data).contiguous())
 
     def _store(self, slot: Slot) -> Tensor:
         """The memory of a slot, `[pieces, *stored]`, of which this rank's parameter is a view."""
