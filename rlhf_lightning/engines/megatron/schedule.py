@@ -30,9 +30,8 @@ class Pipeline:
         self, runs: Sequence[nn.Module], config: TransformerConfig, collection: ProcessGroupCollection
     ) -> None:
         self._runs, self._collection = list(runs), collection
-        self._interleaved = config.virtual_pipeline_model_parallel_size is not None
-        stages = collection.pp.size()
-        chunks = config.virtual_pipeline_model_parallel_size
+        stages, chunks = collection.pp.size(), config.virtual_pipeline_model_parallel_size
+        self._interleaved = chunks is not None
         self._schedule = get_forward_backward_func(stages, chunks)
         self._exchange = P2PCommunicator(collection.pp, config)
         self.multiple: int = stages if self._interleaved else 1
