@@ -9,8 +9,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-_DONT_NEED = 4
-"""MADV_DONTNEED of Linux's madvise(2)."""
+from rlhf_lightning.engines.offload import storages
 
 
 def release_pages(tensors: Iterable[Tensor]) -> int:
@@ -23,13 +22,13 @@ def release_pages(tensors: Iterable[Tensor]) -> int:
     """
     if sys.platform != "linux":
         return 0
-    advise = ctypes.CDLL(None, use_errno=True).madvise
+    advise = ctypes.CDLL(None).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    storages = {s.data_ptr(): s.nbytes() for s in (tensor.untyped_storage() for tensor in tensors)}
     total = 0
-    for start, size in storages.items():
+    for storage in storages(tensors):
+        start = storage.data_ptr()
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = (start + size) // mmap.PAGESIZE * mmap.PAGESIZE - first
-        if length > 0 and advise(first, length, _DONT_NEED) == 0:
+        length = (start + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE - first
+        if length > 0 and advise(first, length, mmap.MADV_DONTNEED) == 0:
             total += length
     return total
