@@ -97,10 +97,11 @@ class NativeGenerator:
         return slots * capacity_of(prompts, sampling) * self.decoder.kv_bytes_per_token(self.config.dtype)
 
     def _most_slots(self, capacity: int) -> int:
-        """Most rows of `capacity` tokens decoded at once; 0: any number."""
+        """Most rows of `capacity` tokens decoded at once, equal on all ranks of a copy; 0: any number."""
         if self.config.slots or self.device.type != "cuda":
             return self.config.slots
-        return slots_for(self.decoder, self.device, capacity, self.config.dtype)
+        row_bytes = capacity * self.decoder.kv_bytes_per_token(self.config.dtype)
+        return self.decoder.least(max(1, int(_CACHE_SHARE * free_bytes(self.device) / row_bytes)))
 
     def _prompts(self, rows: TensorDict, sampling: Sampling) -> list[Prompt]:
         config, width = self.decoder.config, sampling.max_new_tokens
@@ -116,9 +117,3 @@ class NativeGenerator:
         means = Means(decoder=self.decoder, device=self.device, ends=self.ends, config=self.config)
         kind = GPUSlots if self.device.type == "cuda" else Slots
         return kind(means, prompts, sampling, numbers, most=min(filter(None, (room, at_once)), default=0))
-
-
-def slots_for(decoder: Decoder, device: torch.device, capacity: int, dtype: torch.dtype | None) -> int:
-    """Rows of `capacity` tokens for whose keys and values a GPU has room; equal on all ranks of a copy."""
-    room = int(_CACHE_SHARE * free_bytes(device) / (capacity * decoder.kv_bytes_per_token(dtype)))
-    return decoder.least(max(1, room))

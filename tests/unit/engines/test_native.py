@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf_lightning.engines.ends import Ends
-from rlhf_lightning.engines.native import generator as native
 from rlhf_lightning.engines.native import slots
 from rlhf_lightning.engines.native.cache import Cache
 from rlhf_lightning.engines.native.config import Native
@@ -333,5 +332,5 @@ def test_a_gpu_has_as_many_slots_as_it_has_memory_for(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (6 * row, 100 * row))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 12 * row)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 8 * row)
-    counts = [native.slots_for(found, torch.device("cpu"), capacity, None) for capacity in (50, 25, 100_000)]
-    assert counts == [7, 14, 1]
+    generator = NativeGenerator(found, device="cuda", ends=Ends(pad_token_id=0))
+    assert [generator._most_slots(capacity) for capacity in (50, 25, 100_000)] == [7, 14, 1]
