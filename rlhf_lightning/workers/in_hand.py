@@ -63,7 +63,7 @@ class InHand:
         never, none = torch.full((len(rows),), -1), torch.zeros(len(rows), dtype=torch.int64)
         state = {**dict.fromkeys(VERSIONS, never), **dict.fromkeys(COUNTS, none)}
         new = TensorDict({**begun(rows, width=width), **state}, batch_size=rows.batch_size)
-        self._rows = _joined([new.clone()] if self._rows is None else [self._rows, new])
+        self._rows = _joined([new] if self._rows is None else [self._rows, new])
 
     def answer(
         self, engine: GenerationEngine, *, size: int, carry: Carry, sampling: Sampling, seed: int
@@ -123,7 +123,7 @@ def _noted(rows: TensorDict, said: TensorDict, version: int) -> TensorDict:
     """The rows with their responses so far (`said`), and with `VERSIONS` and `COUNTS` brought up to date."""
     before, now = rows["num_tokens"], said["response_mask"].sum(1)
     grew = now > before
-    newer = grew & (before > 0) & (rows["last_version"] != version)
+    newer = grew & (rows["last_version"] != version)
     noted = {
         "weights_version": torch.where(grew & (before == 0), version, rows["weights_version"]),
         "last_version": torch.where(grew, version, rows["last_version"]),

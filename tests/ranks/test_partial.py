@@ -59,6 +59,7 @@ class Scripted(GenerationEngine):
     ) -> TensorDict:
         """See `GenerationEngine.resume`; refuses prompts that have lost a token of `rows_of` or got one."""
         assert rows["prompt_mask"].sum(1).equal(1 + ((rows["row_ids"] & ID_BITS) % 1000 == 0))
+        assert rows["prompt_mask"][:, -1].all()
         rows = begun(rows, width=sampling.max_new_tokens)
         said = rows.select("response_ids", "response_mask", "log_probs", "ended").clone()
         wanted = torch.tensor([self.lengths(row) for row in rows["row_ids"].tolist()], dtype=torch.int64)
@@ -109,6 +110,7 @@ class Replicas:
             found = self.hands[rank].answer(
                 self.engines[rank], size=len(share), carry=carry, sampling=SAMPLING, seed=0
             )
+            assert found["row_numbers"].diff().gt(0).all(), "in the order of their numbers"
         found = Actor(path="embedded").completed(found)
         return Batch.of({name: found[name] for name in method.returns})
 
