@@ -18,12 +18,10 @@ from rlhf_lightning.workers import Settings
 from tests.ray.model import STEPS, Parameters, fit, furthest, ppo
 
 SMALL = Settings(train=FSDP(max_tokens_per_micro_batch=40))
-TENSOR = Settings(train=FSDP(tensor=2, max_tokens_per_micro_batch=40))
 OTHERS: dict[str, Callable[[], Strategy]] = {
     "split-2": lambda: Split(devices=2),
     "standalone-3": lambda: Standalone(devices=3),
     "advantages-on-workers": lambda: Colocated(devices=2, settings=Settings(advantages="workers")),
-    "tensor-2-of-4": lambda: Colocated(devices=4, settings=TENSOR, offload=True),
     "micro-batches-2": lambda: Colocated(devices=2, settings=SMALL, offload=True),
 }
 """Beside two devices in default portions (test_resume.py) and two tensor ranks (test_tensor_parallel.py)."""
