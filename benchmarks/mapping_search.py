@@ -4,7 +4,7 @@ python -m benchmarks.mapping_search       prints them, and draws docs/images/map
 
 Each request is PPO, or a constrained PPO with a cost model and its critic, on A100s with models of 70B, once
 all equal and once of six sizes; or two models that both generate, one after the other, and learn. The search
-is exact, whatever it takes.
+is exact, whatever it takes. Writes results/mapping_search.json.
 """
 
 import time
@@ -13,6 +13,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from benchmarks import environments
+from benchmarks.spread import machine
 from rlhf_lightning.mapping import hardware, shapes
 from rlhf_lightning.mapping.dataflow import Dataflow, Stage, Work
 from rlhf_lightning.mapping.plan import plan
@@ -46,7 +48,8 @@ def costs(num_models: int, *, equal: bool, writers: int = 1) -> SimulatedCosts:
 
 
 def main() -> None:
-    """Measure and draw."""
+    """Measure, draw, and write the result."""
+    results: dict[str, dict[int, float]] = {}
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     for equal, num_models, writers in REQUESTS:
@@ -60,6 +63,7 @@ def main() -> None:
             print(
                 f"{name} on {devices:>4} devices: {seconds[-1]:6.2f} s; {len(found.pools)} sets", flush=True
             )
+        results[name] = dict(zip(DEVICES, seconds, strict=True))
         style = ":" if writers > 1 else "-" if equal else "--"
         axes.loglog(DEVICES, seconds, marker="o", label=name, linestyle=style)
     axes.set_xticks(DEVICES, [str(n) for n in DEVICES])
@@ -70,6 +74,8 @@ def main() -> None:
     axes.grid(visible=True, which="both", alpha=0.3)
     PICTURE.parent.mkdir(exist_ok=True)
     figure.savefig(PICTURE)
+    result = {"machine": machine(), "seconds": results}
+    print(f"written: {environments.write_result('mapping_search', result)}")
 
 
 if __name__ == "__main__":

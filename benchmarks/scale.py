@@ -5,13 +5,12 @@
 
 In this process a call is split, its message is packed, the report of every worker is unpacked, and nothing
 else happens: that is the controller's own work, in seconds of a core. The actors are real, import no torch
-and answer at once: that is Ray's part. Prints medians and the line through them, writes results/scale.json,
-draws docs/images/scale.svg.
+and answer at once: that is Ray's part. Prints medians, ranges and the line through the medians, writes
+results/scale.json, draws docs/images/scale.svg.
 """
 
 import gc
 import pickle
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +22,7 @@ import ray
 import torch
 
 from benchmarks import environments
-from benchmarks.spread import machine
+from benchmarks.spread import Spread, machine, spread
 from rlhf_lightning.controller import Batch, WorkerGroup
 from rlhf_lightning.controller.block import Block
 from rlhf_lightning.controller.call import Call, CallReport
@@ -137,7 +136,7 @@ def iteration(transport: Transport, workers: int, batch: Batch) -> None:
     metrics.fetch()
 
 
-def median_s(run: Callable[[], None], clock: Callable[[], float]) -> float:
+def timed(run: Callable[[], None], clock: Callable[[], float]) -> Spread:
     """Seconds of one run by a clock."""
     seconds = []
     for _ in range(ROUNDS + 1):
@@ -145,7 +144,7 @@ def median_s(run: Callable[[], None], clock: Callable[[], float]) -> float:
         started = clock()
         run()
         seconds.append(clock() - started)
-    return statistics.median(seconds[1:])
+    return spread(seconds[1:])
 
 
 def prompts() -> Batch:
@@ -160,12 +159,12 @@ def prompts() -> Batch:
     )
 
 
-def in_process(workers: int, batch: Batch) -> float:
+def in_process(workers: int, batch: Batch) -> Spread:
     """Seconds of a core that the controller works."""
-    return median_s(lambda: iteration(Answering(), workers, batch), time.process_time)
+    return timed(lambda: iteration(Answering(), workers, batch), time.process_time)
 
 
-def over_ray(workers: int, batch: Batch) -> float:
+def over_ray(workers: int, batch: Batch) -> Spread:
     """Seconds of an iteration with real actors."""
     ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
@@ -177,7 +176,7 @@ def over_ray(workers: int, batch: Batch) -> float:
             iteration(transport, workers, batch)
             transport.drain()
 
-        return median_s(run, time.perf_counter)
+        return timed(run, time.perf_counter)
     finally:
         ray.shutdown()
 
@@ -192,22 +191,22 @@ class Line:
     """Largest distance of a median from the line, as a share of the largest median."""
 
 
-def line(found: dict[int, float]) -> Line:
+def line(found: dict[int, Spread]) -> Line:
     """By least squares."""
-    workers, seconds = np.array(list(found)), np.array(list(found.values()))
+    workers, seconds = np.array(list(found)), np.array([each.median for each in found.values()])
     slope, start = np.polyfit(workers, seconds, 1)
     away = np.abs(seconds - (start + slope * workers)).max() / seconds.max()
     return Line(fixed_s=float(start), per_worker_s=float(slope), furthest=float(away))
 
 
-def draw(found: dict[str, dict[int, float]]) -> None:
-    """Seconds by workers."""
+def draw(found: dict[str, dict[int, Spread]]) -> None:
+    """Median seconds by workers."""
     from matplotlib.figure import Figure  # noqa: PLC0415
 
     figure = Figure(figsize=(6, 3.5), layout="constrained")
     axes = figure.subplots()
     for name, seconds in found.items():
-        axes.plot(list(seconds), list(seconds.values()), marker="o", label=name)
+        axes.plot(list(seconds), [each.median for each in seconds.values()], marker="o", label=name)
     axes.set(xlabel="workers", ylabel="seconds an iteration", ylim=(0, None))
     axes.grid(visible=True, alpha=0.3)
     axes.legend()
@@ -222,16 +221,13 @@ def main() -> None:
     args = parser.parse_args()
     batch = prompts()
     collect_rarely()  # as a strategy does
-    found: dict[str, dict[int, float]] = {"controller alone": {}, "with Ray": {}}
-    for workers in args.workers:
-        found["controller alone"][workers] = in_process(workers, batch)
-        print(
-            f"controller alone {workers:>6} workers {found['controller alone'][workers]:8.3f} s", flush=True
-        )
-    for workers in args.actors:
-        if workers:
-            found["with Ray"][workers] = over_ray(workers, batch)
-            print(f"with Ray         {workers:>6} workers {found['with Ray'][workers]:8.3f} s", flush=True)
+    found: dict[str, dict[int, Spread]] = {"controller alone": {}, "with Ray": {}}
+    kinds = (("controller alone", in_process, args.workers), ("with Ray", over_ray, args.actors))
+    for name, measure, numbers in kinds:
+        for workers in filter(None, numbers):
+            found[name][workers] = one = measure(workers, batch)
+            between = f"[{one.low:.3f} .. {one.high:.3f}]"
+            print(f"{name:<17}{workers:>6} workers {one.median:8.3f} s {between}", flush=True)
     lines = {name: line(seconds) for name, seconds in found.items() if len(seconds) > 2}
     for name, each in lines.items():
         print(f"{name}: {each.fixed_s * 1e3:.1f} ms + {each.per_worker_s * 1e3:.3f} ms a worker, "
@@ -240,7 +236,9 @@ def main() -> None:
     result = {
         "machine": machine(),
         "rows": ROWS,
-        "seconds": found,
+        "seconds": {
+            name: {n: one.as_dict() for n, one in seconds.items()} for name, seconds in found.items()
+        },
         "lines": {name: asdict(each) for name, each in lines.items()},
     }
     print(f"written: {environments.write_result('scale', result)}")

@@ -8,7 +8,6 @@ results/startup.json.
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
 from benchmarks import environments
-from benchmarks.spread import machine
+from benchmarks.spread import machine, spread
 
 BEGAN, FILE = "RLHF_LIGHTNING_BENCHMARK_BEGAN", "RLHF_LIGHTNING_BENCHMARK_FILE"
 STEPS = ("imported", "placed", "first step", "first step done")
@@ -72,10 +71,10 @@ def main() -> None:
     parser.add_argument("options", nargs="*", help="more of the command line, after --")
     args = parser.parse_args()
     rounds = [once(args.options) for _ in range(args.rounds)]
-    medians = {step: statistics.median(found[step] for found in rounds) for step in STEPS}
-    for step, seconds in medians.items():
-        print(f"{step:<16}{seconds:>7.1f} s")
-    result = {"machine": machine(), "rounds": rounds, "medians": medians}
+    steps = {step: spread([found[step] for found in rounds]) for step in STEPS}
+    for step, seconds in steps.items():
+        print(f"{step:<16}{seconds} s")
+    result = {"machine": machine(), "rounds": rounds, "steps": {n: one.as_dict() for n, one in steps.items()}}
     print(f"written: {environments.write_result('startup', result)}")
 
 
