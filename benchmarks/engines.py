@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -261,8 +260,8 @@ def show(found: Result) -> None:
 
 def record(file: str, device: str, model: str, found: Mapping[str, object]) -> None:
     """Write a result, and where and when it was found."""
-    where = {"date": datetime.now(UTC).date().isoformat(), "device": device, "model": model}
-    print(f"written: {environments.write_result(file, {**where, **found, 'machine': machine()})}")
+    where = {"machine": machine(), "device": device, "model": model}
+    print(f"written: {environments.write_result(file, {**where, **found})}")
 
 
 def opened(model: str, device: torch.device, rounds: int, *, compiled: bool = False) -> Bench:

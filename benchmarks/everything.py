@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks import environments
+from benchmarks.spread import machine
 
 ROOT = Path(__file__).parent.parent
 PAGE = Path(__file__).parent / "results" / "index.html"
@@ -116,7 +117,8 @@ def section(name: str, text: str, seconds: float, *, quick: bool) -> str:
 
 def write(sections: Sequence[str]) -> None:
     """Write the page of these parts."""
-    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {os.cpu_count()} cores"
+    where = machine()
+    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {where['cores']} cores of {where['processor']}"
     style = "<style>body{font-family:sans-serif;max-width:70em;margin:auto}img{max-width:100%}</style>"
     title = "<!doctype html><meta charset='utf-8'><title>Benchmarks</title>"
     PAGE.parent.mkdir(exist_ok=True)

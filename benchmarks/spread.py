@@ -1,10 +1,12 @@
-"""A ratio of two systems over several rounds, and the machine it was measured on."""
+"""A ratio of two systems over several rounds, and the day and the machine it was measured on."""
 
 import os
 import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,5 +37,13 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def machine() -> dict[str, object]:
-    """Cores and load: a ratio from a busy machine says less than one from an idle one."""
-    return {"cores": os.cpu_count(), "load_1min": os.getloadavg()[0], "platform": platform.platform()}
+    """Day, processor, cores and load: a ratio from a busy machine says less than one from an idle one."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "processor": names[0] if names else platform.machine(),
+        "cores": os.cpu_count(),
+        "load_1min": os.getloadavg()[0],
+        "platform": platform.platform(),
+    }
