@@ -45,8 +45,11 @@ def check_loaders(trainer: Trainer) -> None:
 
 def _check_given(trainer: Trainer) -> None:
     """Refuse a run without data: Lightning would, with all models loaded."""
-    task = trainer.state.fn
-    if task and not _source(trainer, _READ[task][0]).is_defined():
+    task, data = trainer.state.fn, trainer.datamodule  # type: ignore[attr-defined]
+    if task and not _source(trainer, kind := _READ[task][0]).is_defined():
+        if data is not None and task != "test":
+            name = f"{kind}_dataloader"
+            raise ValueError(f"{type(data).__name__} has no {name}, and {task.value} reads it. Write one.")
         instead = "datamodule=PromptData(path=...)), or with another data module; TaskData() needs no file."
         if task == "test":
             instead = "dataloaders=...): data modules hold rows out for trainer.validate, none for a test."

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -70,6 +71,23 @@ def test_a_run_without_data(tmp_path: Path) -> None:
             ValueError, match=rf"^trainer\.{name}: there are no data\. Type trainer\.{name}\("
         ):
             task(grpo())
+
+
+class Training(LightningDataModule):
+    """Has rows to train on alone."""
+
+    def train_dataloader(self) -> DataLoader[str]:
+        """Some."""
+        return DataLoader(Counted(), batch_size=2)
+
+
+def test_a_data_module_without_the_loader_that_is_read(tmp_path: Path) -> None:
+    run = trainer(Local(), tmp_path, limit_val_batches=1)
+    for task, kind in ((run.validate, "val"), (run.predict, "predict")):
+        with pytest.raises(
+            ValueError, match=rf"^Training has no {kind}_dataloader, and \w+ reads it\. Write"
+        ):
+            task(grpo(), datamodule=Training())
 
 
 def test_a_data_set_in_place_of_a_loader(tmp_path: Path) -> None:
