@@ -56,7 +56,7 @@ class RLHFAlgorithm(LightningModule):
     draws = False
     """Whether the actor draws answers of its own, too, where `needs` has `response_ids`."""
     validates: tuple[str, ...] = ()
-    """Roles that `validation_step` calls, in addition to those that answer and score."""
+    """Roles that `validation_step`, or a `test_step`, calls in addition to those that answer and score."""
     progress: tuple[str, ...] = ("reward/mean",)
     """Metrics that the progress bar shows."""
 
