@@ -143,8 +143,8 @@ class World:
         wanted = {ranks: self.groups.get(tuple(devices[r] for r in ranks)) for ranks in all_ranks(layout)}
         known = {ranks: group for ranks, group in wanted.items() if group is not None}
         groups = ModelGroups.create(layout, rank, known.__getitem__) if len(known) == len(wanted) else None
-        data = next(tuple(ranks) for ranks in layout.groups("d") if rank in ranks)
-        return Seat(rank, layout, self.device, known[data] if layout.d > 1 else None, groups)
+        data = next(tuple(devices[r] for r in ranks) for ranks in layout.groups("d") if rank in ranks)
+        return Seat(rank, layout, self.device, self.groups[data] if layout.d > 1 else None, groups)
 
     def link(self, devices: Sequence[int]) -> Link | None:
         """This device's end of the link from the first of these devices to the others, if it has one."""
