@@ -144,6 +144,9 @@ def test_what_can_be_typed_instead_of_a_damaged_checkpoint_is_named(tmp_path: Pa
         (tmp_path / "last.ckpt" / CHECKPOINT).write_text(other)
         with pytest.raises(ValueError, match=rf"last\.ckpt: .* is not the state of a checkpoint\. {instead}"):
             files.read_state(tmp_path / "last.ckpt")
+    (tmp_path / "last.ckpt" / CHECKPOINT).write_text('{"format": 2, "state": {}}')
+    with pytest.raises(ValueError, match=r"last\.ckpt: is of format 2, this version reads 1\.$"):
+        files.read_state(tmp_path / "last.ckpt")
     (tmp_path / "last.ckpt" / CHECKPOINT).unlink()
     with pytest.raises(
         ValueError, match=r"last\.ckpt' holds no trainer\.json; beside it: \['last-v1\.ckpt'\]\."
@@ -193,6 +196,9 @@ def test_files_are_added_to_a_directory_all_or_none(tmp_path: Path) -> None:
     assert caught.value.filename == str(target)
     assert not target.exists()
     target.mkdir()
+    with pytest.raises(OSError, match="No space left on device"):
+        add("first", full)
+    assert target.is_dir(), "it was there before"
     for name in ("README.md", "model-00001-of-00002.safetensors", "model.safetensors.index.json"):
         (target / name).write_text("mine")
     add("second")
@@ -205,7 +211,7 @@ def test_files_are_added_beside_others_in_a_folder_of_the_directory(tmp_path: Pa
     (tmp_path / "templates").mkdir()
     (tmp_path / "templates" / "README.md").write_text("mine")
     (tmp_path / "templates" / "old.jinja").write_text("old")
-    with files.adding(tmp_path, last="config.json", replaces=["templates/*.jinja"]) as fresh:
+    with files.adding(tmp_path, last="config.json", replaces=["templates*", "templates/*.jinja"]) as fresh:
         (fresh / "templates").mkdir()
         for name in ("config.json", "templates/config.json", "templates/new.jinja"):
             (fresh / name).write_text("new")
@@ -277,6 +283,13 @@ def test_who_still_writes_is_left_alone(tmp_path: Path, monkeypatch: pytest.Monk
         writer.kill()
     assert unfinished.is_dir()
 
+    def forbidden(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", forbidden)  # as where it is another user's
+    write(tmp_path / "last.ckpt", 2)
+    assert unfinished.is_dir()
+
 
 def test_what_another_machine_left_of_the_same_checkpoint_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -296,6 +309,15 @@ def test_containers_come_back_as_they_were(tmp_path: Path) -> None:
     state |= {"hashed": {frozenset({1, frozenset({2})}): 3}}
     files.write_state(tmp_path, {"callbacks": state})
     assert files.read_state(tmp_path)["callbacks"] == state
+
+
+def test_tensors_that_share_memory_come_back_each_by_itself(tmp_path: Path) -> None:
+    whole = torch.arange(6.0).view(2, 3)
+    held = {"whole": whole, "turned": whole.T, "row": whole[1]}
+    files.write_state(tmp_path, {"callbacks": held})
+    found = files.read_state(tmp_path)["callbacks"]
+    assert isinstance(found, dict)
+    assert all(torch.equal(found[name], tensor) for name, tensor in held.items())
 
 
 def test_numbers_of_numpy_and_paths_come_back_as_plain_ones(tmp_path: Path) -> None:
