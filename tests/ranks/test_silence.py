@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import DPO, GRPO
-from rlhf_lightning.controller import Batch, Caller, Metrics
+from rlhf_lightning.controller import GROUPS, ORIGINS, Batch, Caller, Metrics
 from rlhf_lightning.controller.register import Method, methods_of
 from rlhf_lightning.data import PreferenceData, PromptData, TaskData
 from rlhf_lightning.spec import Sampling
@@ -83,7 +83,8 @@ def test_an_actor_that_answers_at_once_comes_after_one_that_is_a_batch_ahead() -
     strategy.after_step()
     generate(callers["opponent"], rows | {"turn": torch.zeros(4)})
     generate(callers["opponent"], rows)
-    for same in (rows, rows | {"group_ids": rows["row_ids"]}, rows | {"turn": torch.zeros(4)}):
+    several = rows | dict.fromkeys((GROUPS, ORIGINS), rows["row_ids"])
+    for same in (rows, several, rows | {"turn": torch.zeros(4)}):
         with pytest.raises(ValueError, match=r"^generate_sequences: opponent has answered this batch before"):
             generate(callers["actor"], same)
         strategy.after_step()
@@ -100,6 +101,7 @@ def test_what_hooks_had_answered_is_no_batch_of_a_step(hook: str) -> None:
     generate(callers["opponent"], rows)
     algorithm._current_fx_name = "training_step"
     assert generate(callers["actor"], rows)["row_ids"].tolist() == [0, 1, 2, 3]
+    assert "opponent" not in ahead_of(algorithm)[1], "where a validation does not call it"
 
 
 def test_functions_of_a_source_that_no_row_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
