@@ -24,14 +24,14 @@ def alone(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Ba
     return batches, asked
 
 
-def three_d(generate: tuple[int, int]) -> HybridEngine3D:
-    return HybridEngine3D(parallel=Parallel3D(t=2, generate=Generation(*generate)), devices=2)
+def tensor() -> HybridEngine3D:
+    return HybridEngine3D(parallel=Parallel3D(t=2, generate=Generation(1, 2)), devices=2)
 
 
 @pytest.mark.parametrize(
     "strategy",
-    [Colocated(devices=2), three_d((1, 2)), three_d((1, 1)), OpenRLHF(devices=3)],
-    ids=["data", "tensor", "micro", "apart"],
+    [Colocated(devices=2), tensor(), OpenRLHF(devices=3)],
+    ids=["data", "tensor", "apart"],
 )
 def test_turns_are_those_of_one_process(
     alone: tuple[list[Batch], list[str]], strategy: Strategy, tiny: Path, tmp_path: Path, cluster: str
