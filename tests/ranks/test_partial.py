@@ -167,6 +167,13 @@ def partial(replicas: Replicas, max_staleness: int) -> PartialGeneration:
     return PartialGeneration(Silent(), replicas, recompute_log_probs=False, max_staleness=max_staleness)
 
 
+def generation(max_staleness: int) -> GenerationAhead | PartialGeneration:
+    replicas = Replicas(ParallelLayout(), uneven)
+    if max_staleness == 1:
+        return GenerationAhead(Silent(), replicas, recompute_log_probs=False)
+    return partial(replicas, max_staleness)
+
+
 def test_turns_are_refused() -> None:
     given = {"environment": Environment(function="a_module.speaks")}
     generation = partial(Replicas(ParallelLayout(), uneven), 2)
@@ -268,13 +275,7 @@ def test_the_generator_decodes_less_than_if_it_waited_for_the_longest() -> None:
 @pytest.mark.parametrize("steps", [1, 2, 8])
 @pytest.mark.parametrize("max_staleness", [1, 2])
 def test_what_was_in_flight_is_answered_first(max_staleness: int, steps: int) -> None:
-    def generation() -> GenerationAhead | PartialGeneration:
-        replicas = Replicas(ParallelLayout(), uneven)
-        if max_staleness == 1:
-            return GenerationAhead(Silent(), replicas, recompute_log_probs=False)
-        return partial(replicas, max_staleness)
-
-    before, after = generation(), generation()
+    before, after = generation(max_staleness), generation(max_staleness)
     first = iterations(before, steps, size=6, together=1)
     seen = [row for found in first for row in found["row_ids"].tolist()]
     after.in_flight = before.in_flight
@@ -282,11 +283,11 @@ def test_what_was_in_flight_is_answered_first(max_staleness: int, steps: int) ->
         seen += found["row_ids"].tolist()
     assert len(seen) == len(set(seen)) == (steps + 6) * 6
     assert {1000 * batch + row for batch in (1, steps, steps + 1) for row in range(6)} <= set(seen)
-    wrong = generation()
+    wrong = generation(max_staleness)
     wrong.in_flight = rows_of(1, size=3, together=1)
     with pytest.raises(ValueError, match="3 rows in flight, and a batch has 6"):
         next(iterations(wrong, 1, size=6, together=1))
-    wrong = generation()
+    wrong = generation(max_staleness)
     wrong.in_flight = rows_of(1, size=6, together=2)
     with pytest.raises(
         ValueError, match=r"2 answers to each, and a batch has 1 to each\. .*algo\.group_size"
@@ -317,15 +318,16 @@ def test_batches_of_another_size_are_refused() -> None:
         next(iterations(generation, 1, size=2, together=1))
 
 
+@pytest.mark.parametrize("max_staleness", [1, 2])
 def test_a_checkpoint_has_the_prompts_in_flight_if_it_can_hold_them(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    max_staleness: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    strategy, rows = OneStepOff(max_staleness=2), rows_of(3, size=4, together=1)
-    strategy.generation = partial(Replicas(ParallelLayout(), uneven), 2)
+    strategy, rows = OneStepOff(max_staleness=max_staleness), rows_of(3, size=4, together=1)
+    strategy.generation = generation(max_staleness)
     strategy.generation.in_flight = rows
     strategy.save_checkpoint({"epoch": 7}, tmp_path / "a.ckpt")
     state = files.read_state(tmp_path / "a.ckpt")
-    assert state["max_staleness"] == 2
+    assert state["max_staleness"] == max_staleness
     kept = state["in_flight"]
     assert isinstance(kept, dict)
     again = Batch.of(kept)

@@ -24,12 +24,11 @@ def test_answers_are_gone_on_with_by_the_next_weights(tiny: Path, tmp_path: Path
     check_log_probs(algorithm)
 
 
-@pytest.mark.parametrize("max_staleness", [1, 3])
-def test_no_prompt_is_lost_over_a_checkpoint(max_staleness: int, tiny: Path, tmp_path: Path) -> None:
+def test_no_prompt_is_lost_over_a_checkpoint(tiny: Path, tmp_path: Path) -> None:
     before, after = watched(tiny, tmp_path / "before"), watched(tiny, tmp_path / "after")
-    run(before, OneStepOff(max_staleness=max_staleness), steps=2)
+    run(before, OneStepOff(max_staleness=3), steps=2)
     saved = str(tmp_path / "before" / "last.ckpt")
     assert files.read_state(Path(saved))["batch_size_in_flight"] == SIZE
-    run(after, OneStepOff(max_staleness=max_staleness), steps=5, ckpt_path=saved)
+    run(after, OneStepOff(max_staleness=3), steps=5, ckpt_path=saved)
     seen = [row for batch in (*before.batches, *after.batches) for row in batch["row_ids"].tolist()]
     assert len(seen) == len(set(seen)) == 5 * SIZE * GROUP
