@@ -19,7 +19,6 @@ from rlhf_lightning.algorithm import Columns
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.commands import export
 from rlhf_lightning.controller import RANK_ZERO, WorkerError, register
-from rlhf_lightning.data import TaskData
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Colocated
 from rlhf_lightning.workers import Actor
@@ -112,25 +111,15 @@ class FailingActor(Actor):
 
 
 class Unread(PPO):
-    """A validation, a test and a prediction of one's own, which read nothing of what they ask for."""
+    """A test of one's own, which reads nothing of what it asks for."""
 
-    def validation_step(self, batch: Columns, batch_idx: int) -> None:
+    def test_step(self, batch: Columns, batch_idx: int) -> None:
         assert isinstance(self.actor, FailingActor)
         self.actor.fail()
 
-    test_step = validation_step
 
-    def predict_step(self, batch: Columns, batch_idx: int) -> dict[str, list[object]]:
-        self.validation_step(batch, batch_idx)
-        return {}
-
-
-@pytest.mark.parametrize("fn", ["validate", "test", "predict"])
-def test_a_failed_call_that_nothing_reads_is_told(fn: str, tiny: Path, tmp_path: Path) -> None:
+def test_a_failed_call_that_nothing_reads_is_told(tiny: Path, tmp_path: Path) -> None:
     actor = FailingActor(path=str(tiny), sampling=Sampling(max_new_tokens=6))
-    run = trainer(Colocated(devices=1), tmp_path, limit_val_batches=1)
-    given: dict[str, object] = {"datamodule": TaskData(num_val_rows=2)}
-    if fn == "test":  # for which no data module has rows
-        given = {"dataloaders": DataLoader(["Sort 21: "])}  # type: ignore[arg-type]
+    loader: DataLoader[str] = DataLoader(["Sort 21: "])  # type: ignore[arg-type]
     with pytest.raises(WorkerError, match=r"actor\[rank 0, .*\]\.fail: .*failed on purpose"):
-        getattr(run, fn)(Unread(actor=actor), **given)
+        trainer(Colocated(devices=1), tmp_path).test(Unread(actor=actor), dataloaders=loader)
