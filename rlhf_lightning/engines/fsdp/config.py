@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from rlhf_lightning.engines.fsdp.compilation import check_compiler
 from rlhf_lightning.engines.fsdp.mesh import mesh_groups
-from rlhf_lightning.engines.fsdp.shards import Schedule
 from rlhf_lightning.engines.head import Head
 from rlhf_lightning.engines.huggingface.architecture import check_tensor_parallel
 from rlhf_lightning.engines.train_config import TrainConfig
@@ -134,17 +133,9 @@ class FSDP(TrainConfig):
         return self.shard if self.shard > 1 else 0
 
     def reshards(self, *, on_cpu: bool) -> bool:
-        """See `TrainConfig.reshards`."""
-        return self.schedule(on_cpu=on_cpu).reshard_after_forward
+        """See `TrainConfig.reshards`: the option, or by default what suits the device."""
+        return not on_cpu if self.reshard_after_forward is None else self.reshard_after_forward
 
     def defers(self, *, on_cpu: bool) -> bool:
-        """See `TrainConfig.defers`."""
-        return self.schedule(on_cpu=on_cpu).defer_reduction
-
-    def schedule(self, *, on_cpu: bool) -> Schedule:
-        """When memory is freed: the options, or by default what suits the device."""
-        reshard, defer = self.reshard_after_forward, self.defer_gradient_reduction
-        return Schedule(
-            reshard_after_forward=not on_cpu if reshard is None else reshard,
-            defer_reduction=on_cpu if defer is None else defer,
-        )
+        """See `TrainConfig.defers`, as `reshards`."""
+        return on_cpu if self.defer_gradient_reduction is None else self.defer_gradient_reduction

@@ -238,9 +238,14 @@ class FSDPEngine(TrainEngine):
         if mesh is None:
             nn.Module.to(self._root, self._device)
             return Replica(self._model, dtype=self._dtype, copies=data)
-        schedule = self._config.schedule(on_cpu=self._device.type == "cpu")
+        on_cpu = self._device.type == "cpu"
         return Shards(
-            self._root, self._model, mesh=mesh, device=self._device, dtype=self._dtype, schedule=schedule
+            self._root,
+            self._model,
+            mesh=mesh,
+            dtype=self._dtype,
+            reshard=self._config.reshards(on_cpu=on_cpu),
+            defer=self._config.defers(on_cpu=on_cpu),
         )
 
     def _make_passes(self, data: dist.ProcessGroup | None) -> Passes:

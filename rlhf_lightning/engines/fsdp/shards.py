@@ -16,7 +16,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -32,19 +31,6 @@ from rlhf_lightning.engines.optimizer import add_up
 from rlhf_lightning.engines.training import Transition
 
 
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """When memory is freed; see the fields of `FSDP`."""
-
-    reshard_after_forward: bool
-    defer_reduction: bool
-
-    @property
-    def saves_memory(self) -> bool:
-        """Whether any memory is freed before the last backward pass has ended."""
-        return self.reshard_after_forward or not self.defer_reduction
-
-
 class Shards:
     """Weights sharded over a group; see the head of the module.
 
@@ -52,10 +38,10 @@ class Shards:
         root: the module whose forward is called; it is, or contains, the model.
         model: the Hugging Face model, whole and equal on every rank, in the dtype of its files; becomes
             sharded. Frozen parameters are kept in `dtype`.
-        mesh: ranks to shard over.
-        device: where it computes.
+        mesh: ranks to shard over, on whose device it computes.
         dtype: of the computation.
-        schedule: when layers are freed and gradients reduced.
+        reshard: whether layers are freed after their forward pass.
+        defer: whether gradients are reduced once, after the last micro-batch.
     """
 
     def __init__(
@@ -64,25 +50,23 @@ class Shards:
         model: PreTrainedModel,
         *,
         mesh: Mesh,
-        device: torch.device,
         dtype: torch.dtype,
-        schedule: Schedule,
+        reshard: bool,
+        defer: bool,
     ) -> None:
         self._model, self._skeleton = model, skeleton(model)
-        for buffer in model.buffers():
-            buffer.data = buffer.data.to(device)
         self._tensor = mesh.tensor
         self._summed = divide(model, mesh.tensor) if mesh.tensor is not None else frozenset()
-        layers = layers_of(model) if schedule.saves_memory else []
+        layers = layers_of(model) if reshard or not defer else []
         self._units = _sharded([*layers, root], mesh.data, dtype)
         _cast(root, dtype)
         for unit in self._units[:-1]:
-            unit.set_reshard_after_forward(schedule.reshard_after_forward, recurse=False)
+            unit.set_reshard_after_forward(reshard, recurse=False)
         self.stored: dict[str, Tensor] = dict(model.named_parameters())
         self.masters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.group = mesh.everyone
         """All ranks of the model: copies that clipped by norms of their own would part."""
-        self._ranks, self._defer, self._dtype = mesh.data.size(), schedule.defer_reduction, dtype
+        self._ranks, self._defer, self._dtype = mesh.data.size(), defer, dtype
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradient of a micro-batch's loss, summed over the ranks, to that of the masters."""
