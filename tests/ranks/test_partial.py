@@ -280,7 +280,9 @@ def test_what_was_in_flight_is_answered_first(max_staleness: int, steps: int) ->
     seen = [row for found in first for row in found["row_ids"].tolist()]
     after.in_flight = before.in_flight
     for found in iterations(after, 6, size=6, together=1, first=steps + 1):
-        seen += found["row_ids"].tolist()
+        ids = found["row_ids"].tolist()
+        assert found["response_mask"].sum(1).tolist() == [uneven(row) for row in ids]
+        seen += ids
     assert len(seen) == len(set(seen)) == (steps + 6) * 6
     assert {1000 * batch + row for batch in (1, steps, steps + 1) for row in range(6)} <= set(seen)
     wrong = generation(max_staleness)

@@ -73,10 +73,11 @@ def drawing(*, again: bool) -> Actor:
 
 
 def begin(strategy: OpenRLHF, algorithm: RLHFAlgorithm, root: Path, *, called: str = "fit") -> None:
-    """All that is done before devices start."""
-    data = TaskData(batch_size=2, num_rows=4, num_val_rows=2, completions=algorithm.reads_only)
+    """All that is done before devices start; a smaller last batch matters only to who learns from answers."""
+    rows = 4 if called == "fit" and not algorithm.reads_only else 5
+    data = TaskData(batch_size=2, num_rows=rows, num_val_rows=2, completions=algorithm.reads_only)
     with pytest.raises(KeyError, match="it would start"):
-        getattr(trainer(strategy, root, limit_val_batches=1), called)(algorithm, datamodule=data)
+        getattr(trainer(strategy, root, steps=9, limit_val_batches=1), called)(algorithm, datamodule=data)
 
 
 @pytest.mark.parametrize(
@@ -134,18 +135,32 @@ def test_it_is_named_only_where_older_answers_are_learned_from(
     begin(OpenRLHF(), GRPO(actor=drawing(again=True)), tmp_path)
     begin(OneStepOff(), GRPO(actor=drawing(again=True)), tmp_path, called="validate")
     assert "older weights" not in caplog.text
-    begin(OneStepOff(max_staleness=2), GRPO(actor=drawing(again=True)), tmp_path)
+    begin(ahead := OneStepOff(max_staleness=2), GRPO(actor=drawing(again=True)), tmp_path)
     assert "older weights" in caplog.text
+    assert ahead.in_flight() == {"in_flight": {}, "max_staleness": 2, "batch_size_in_flight": 2}
 
 
 STARTS, REFUSED = "it would start", "7 rows ends with a batch of 1"
 
 
-@pytest.mark.parametrize(("limit", "said"), [(2, STARTS), (3, REFUSED), (0.9, STARTS), (1.0, REFUSED)])
-def test_a_limit_may_leave_out_the_smaller_last_batch(limit: float, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("steps", "limit", "drop_last", "said"),
+    [
+        (9, 2, False, STARTS),
+        (9, 3, False, REFUSED),
+        (9, 0.9, False, STARTS),
+        (9, 1.0, False, REFUSED),
+        (9, 1.0, True, STARTS),
+        (2, 1.0, False, STARTS),
+        (3, 1.0, False, REFUSED),
+    ],
+)
+def test_a_limit_may_leave_out_the_smaller_last_batch(
+    steps: int, limit: float, drop_last: bool, said: str, tmp_path: Path
+) -> None:
     """Of three; Lightning rounds a share of them down."""
-    run = trainer(OneStepOff(), tmp_path, steps=9, limit_train_batches=limit)
-    data = TaskData(batch_size=3, num_rows=7, num_val_rows=0)
+    run = trainer(OneStepOff(), tmp_path, steps=steps, limit_train_batches=limit)
+    data = TaskData(batch_size=3, num_rows=7, num_val_rows=0, drop_last=drop_last)
     with pytest.raises((KeyError, ValueError), match=said):
         run.fit(GRPO(actor=drawing(again=False)), datamodule=data)
 

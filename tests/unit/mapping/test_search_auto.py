@@ -130,6 +130,11 @@ def test_any_number_of_devices_is_shared_out() -> None:
     assert sum(pool.num_devices for pool in strategy.place(ROLES, 7)) == 7
 
 
+def test_without_a_number_there_is_a_device_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "usable_cores", lambda: 3)
+    assert sum(pool.num_devices for pool in attached(Auto(), PPO()).place(ROLES, None)) == 3
+
+
 @pytest.mark.parametrize(("devices", "sizes"), [(12, {1, 2, 4, 8, 12}), (24, {1, 2, 4, 8, 16, 24})])
 def test_no_pool_within_several_nodes_lies_in_two(devices: int, sizes: set[int]) -> None:
     """Nodes of eight; all devices together are one pool too, where the last node is not full."""
@@ -148,8 +153,9 @@ def test_slow_links_pull_the_models_apart(tmp_path_factory: pytest.TempPathFacto
         strategy = attached(
             Auto(devices=3, mapping=MappingOption(hardware=str(file))), PPO(mini_batch_size=16)
         )
-        sets.append(len(strategy.place(ROLES, 3)))
-    assert sets == [1, 3]
+        sets.append(strategy.place(ROLES, 3))
+    assert [len(pools) for pools in sets] == [1, 3]
+    assert all("reward" in pools[0].roles for pools in sets), "which has no model"
 
 
 def test_a_cluster_whose_gpus_this_process_does_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,12 +203,14 @@ def test_given_pools() -> None:
     pools = (
         PoolOption(roles=("actor", "reward"), devices=2),
         PoolOption(roles=("critic", "reference"), devices=1),
+        PoolOption(roles=(), devices=1),
     )
     strategy = Auto(mapping=MappingOption(pools=pools))
-    assert [(p.num_devices, p.roles) for p in strategy.place(ROLES, None)] == [
-        (2, ("actor", "reward")),
-        (1, ("critic", "reference")),
-    ]
+    for devices in (None, 4):
+        assert [(p.num_devices, p.roles) for p in strategy.place(ROLES, devices)] == [
+            (2, ("actor", "reward")),
+            (1, ("critic", "reference")),
+        ]
 
 
 @pytest.mark.parametrize(
