@@ -224,8 +224,15 @@ def in_bfloat16(group: dist.ProcessGroup, spec: ModelSpec, other: str, directory
     with pytest.raises(ValueError, match="is of another model"):
         zero.zero(group, ModelSpec(path=other), 2).load(directory / "fresh")
     engine.offload(["optimizer"])
-    with pytest.raises(RuntimeError, match=r"optimizer are offloaded. Call reload\(\['optimizer'\]\) first"):
-        engine.optimizer_step()
+    for act in (engine.save, engine.load):
+        with pytest.raises(RuntimeError, match=": optimizer are offloaded"):
+            act(directory / "nowhere")
+    with pytest.raises(RuntimeError, match=": optimizer are offloaded"):
+        engine.follow_weights(learned, decay=0.5)
+    away = r": optimizer are offloaded. Call reload\(\['optimizer'\]\) first"
+    for call in (engine.give_weights, engine.optimizer_step):
+        with pytest.raises(RuntimeError, match=away):
+            call()
     host = engine.memory()
     moved = host["optimizer"] == 0 and host["host"] > 0 and engine.reload_bytes() == 0
     engine.reload(["optimizer"])
@@ -233,6 +240,11 @@ def in_bfloat16(group: dist.ProcessGroup, spec: ModelSpec, other: str, directory
     before = engine.memory()
     engine.offload(PARTS)
     moved = moved and engine.reload_bytes() == sum(before.values())
+    for ask in (engine.weights, engine.gathered, lambda: engine.infer(zero.own(group), temperature=1.0)):
+        with pytest.raises(RuntimeError, match=": parameters are offloaded"):
+            ask()
+    with pytest.raises(RuntimeError, match=": parameters, gradients are offloaded"):
+        zero.step(engine, zero.own(group))
     engine.reload(PARTS)
     moved = moved and engine.reload_bytes() == 0 and engine.memory() == before
     return [followed, reset, moved, zero.step(engine, zero.own(group))["skipped_steps"] == 0]
