@@ -217,10 +217,10 @@ def test_what_warnings_of_other_runs_have_left_stays(tmp_path: Path) -> None:
     root, other = tmp_path / "run", tmp_path / "other"
     for directory in (root, other):
         fit(Warned, directory)
-    fit(Warned, root, steps=5, resume=str(other / "hpc_ckpt_1.ckpt"))
-    fit(Noted, root, steps=6)
-    assert left(root) == ["hpc_ckpt_1.ckpt", "hpc_ckpt_2.ckpt"]
-    assert left(other) == ["hpc_ckpt_1.ckpt"]
+    fit(Warned, other, steps=5)
+    fit(Warned, root, steps=7, resume=str(other / "hpc_ckpt_2.ckpt"))
+    fit(Noted, root, steps=8)
+    assert left(root) == left(other) == ["hpc_ckpt_1.ckpt", "hpc_ckpt_2.ckpt"]
 
 
 def test_nothing_is_saved_in_the_middle_of_an_iteration(tmp_path: Path) -> None:

@@ -95,6 +95,13 @@ def test_the_weight_of_the_penalty_is_steered_by_the_divergence(model: str) -> N
     assert weights == pytest.approx([0.1, 0.1 * (1 + 0.1 * 6 / 60)], rel=1e-6)  # logged as float32
 
 
+def test_a_weight_of_0_in_a_checkpoint_is_that_of_the_option() -> None:
+    """As of a run without a penalty, which would never rise from there."""
+    running = Running(KLPenalty(coef=0.1, target=1.0), Scaling())
+    running.kl_coef.fill_(0.0)
+    assert running.coef == 0.1
+
+
 class Unmeasured(PolicyLoss):
     """A loss that says nothing but its value."""
 
