@@ -37,7 +37,7 @@ MODELS: dict[str, ModelSpec] = {
     "adapted": ModelSpec(lora=ADAPTERS),
     "adapted in bfloat16": ModelSpec(lora=ADAPTERS, dtype="bfloat16"),
 }
-ON = {"one": (1, 1), "shards": (2, 1), "tensor": (1, 2), "both": (2, 2)}
+ON = {"one": (1, 1), "shards": (2, 1), "tensor": (1, 2)}
 """Data-parallel and tensor ranks."""
 
 
