@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,12 @@ def gathered(group: dist.ProcessGroup, spec: ModelSpec) -> Transition:
 
 def test_gathering_is_counted(path: Path) -> None:
     spec = tiny.spec(path)
-    whole = FSDPEngine(spec).give_weights().nbytes
+    alone = FSDPEngine(spec)
+    whole = alone.give_weights().nbytes
+    with alone.generating():
+        pass
+    found_alone = replace(alone.transition(), seconds=0.0)
+    assert found_alone == Transition(training_bytes=whole, generation_bytes=whole)
     found = spmd.run(2, gathered, spec)
     assert sum(one.training_bytes for one in found) == whole
     assert [one.received_bytes + one.training_bytes for one in found] == [whole, whole]
