@@ -15,7 +15,7 @@ def engines_start_fast(session_leaves_nothing: None) -> Iterator[None]:
     """Leave modules out of garbage collections, replace Triton's kernels once, inspect models in here.
 
     An engine freezes all that is there and in its end, as the product does, lets go of all: from then on each
-    of its five collections looked at every module. test_vllm_let_go.py has a process where nothing is kept.
+    of its five collections looked at every module. test_fresh_process.py has a process where nothing is kept.
     Where vLLM has not met an architecture before, it imports itself in a process, lest CUDA be initialised.
     """
     import_module("rlhf_lightning.engines.vllm.engine")  # imports vLLM, and nothing else is changed

@@ -1,21 +1,27 @@
-"""A run whose generator is vLLM lets go of its engines, also where it was the first to import vLLM."""
+"""What shows only where nothing has imported DeepSpeed or vLLM yet: what they say, change, and hold."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
+
+import pytest
 
 CODE = """
-import gc, sys
+import gc, os, sys
 from pathlib import Path
 from rlhf_lightning.algos import GRPO
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import VLLM, FSDPEngine
-from rlhf_lightning.spec import Sampling
+from rlhf_lightning.spec import ModelSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Reward, Settings
 from tests.unit.algos.short import trainer
+
+before = dict(os.environ)
+FSDPEngine(ModelSpec()).export(Path(sys.argv[1], "export"))
+assert "deepspeed" in sys.modules, "nothing is shown"
+print("environment:", "as before" if os.environ == before else "changed")
 
 assert "vllm.v1.engine.llm_engine" not in sys.modules, "nothing is shown"
 strategy = Local(settings=Settings(generator="vllm", vllm=VLLM(kv_cache_gib=0.02, max_num_seqs=16)))
@@ -32,9 +38,21 @@ print("left:", sum(isinstance(held, VLLMEngine | FSDPEngine) for held in gc.get_
 """
 
 
-def test_a_run_that_imports_vllm_lets_go_of_its_engines(tmp_path: Path) -> None:
-    """As in a notebook: the next run needs their memory, and vLLM sleeps once in a process."""
-    command = [sys.executable, "-c", CODE, str(tmp_path)]
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """By a process that saves a model, and then has vLLM generate."""
+    command = [sys.executable, "-c", CODE, str(tmp_path_factory.mktemp("run"))]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    assert "left: 0" in run.stdout, run.stdout
+    return run.stdout + run.stderr
+
+
+def test_deepspeed_says_nothing_of_a_host_without_a_gpu(said: str) -> None:
+    """Transformers imports it where it saves a model."""
+    assert "environment: as before" in said
+    assert "Setting accelerator to CPU" not in said
+
+
+def test_a_run_that_imports_vllm_lets_go_of_its_engines(said: str) -> None:
+    """As in a notebook: the next run needs their memory, and vLLM sleeps once in a process."""
+    assert "left: 0" in said, said
