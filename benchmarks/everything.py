@@ -10,6 +10,7 @@ each.
 
 import html
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -85,9 +86,13 @@ def run(name: str, *, quick: bool) -> tuple[str, float]:
     ) as process:
         assert process.stdout is not None
         lines = []
-        for line in process.stdout:
-            sys.stdout.write(line)
-            lines.append(line)
+        try:
+            for line in process.stdout:
+                sys.stdout.write(line)
+                lines.append(line)
+        except SystemExit:  # at SIGTERM
+            process.terminate()
+            raise
     if process.returncode:
         lines.append(f"FAILED with exit code {process.returncode}\n")
         sys.stdout.write(lines[-1])
@@ -131,6 +136,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=tuple(BENCHMARKS), default=tuple(BENCHMARKS))
     parser.add_argument("--quick", action="store_true", help="as little of each as runs")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sections = []
     for name in args.only:
         print(f"\n--- {name}", flush=True)

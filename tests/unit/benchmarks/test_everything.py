@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +28,29 @@ def test_the_page_has_what_ran_before_an_interrupt(tmp_path: Path, monkeypatch: 
         everything.main()
     assert "<h2>startup</h2>" in page.read_text()
     assert "<pre>21 s</pre>" in page.read_text()
+
+
+def test_the_benchmark_that_runs_ends_at_sigterm(tmp_path: Path) -> None:
+    """With a benchmark that says who it is, and waits."""
+    waits = "import os, time; print(os.getpid(), flush=True); time.sleep(40)"
+    script = f"""
+import sys
+from pathlib import Path
+from benchmarks import everything
+everything.PAGE = Path({str(tmp_path)!r}) / "index.html"
+everything.BENCHMARKS["scale"] = everything.Benchmark(("-c", {waits!r}))
+sys.argv = ["everything", "--only", "scale"]
+everything.main()
+"""
+    command = [sys.executable, "-u", "-c", script]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        one = next(int(line) for line in process.stdout if line.strip().isdigit())
+        process.terminate()
+        process.wait(20)
+    assert process.returncode == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(one, 0)
 
 
 def test_make_installs_what_benchmarks_import(tmp_path: Path) -> None:
