@@ -109,11 +109,16 @@ def run(
     return last_object(script.name, output)
 
 
+def exit_at_sigterm() -> None:
+    """Let SIGTERM raise SystemExit, so that whoever has started processes can end them."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
 def started(
     command: Sequence[str], *, threads: int = 1, errors: int | IO[str] = subprocess.PIPE
 ) -> subprocess.Popen[str]:
     """A process of its own process group, with pipes, that ends with this one on SIGTERM."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    exit_at_sigterm()
     return subprocess.Popen(  # noqa: S603
         command,
         env=_variables(threads),

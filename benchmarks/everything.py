@@ -10,7 +10,6 @@ each.
 
 import html
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -136,7 +135,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=tuple(BENCHMARKS), default=tuple(BENCHMARKS))
     parser.add_argument("--quick", action="store_true", help="as little of each as runs")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    environments.exit_at_sigterm()
     sections = []
     for name in args.only:
         print(f"\n--- {name}", flush=True)
