@@ -46,22 +46,24 @@ def check_loaders(trainer: Trainer) -> None:
 def _check_given(trainer: Trainer) -> None:
     """Refuse a run without data: Lightning would, with all models loaded."""
     task, data = trainer.state.fn, trainer.datamodule  # type: ignore[attr-defined]
-    if task and not _source(trainer, kind := _READ[task][0]).is_defined():
-        if data is not None and task != "test":
-            name = f"{kind}_dataloader"
-            raise ValueError(f"{type(data).__name__} has no {name}, and {task.value} reads it. Write one.")
+    if not task or _source(trainer, kind := _READ[task][0]).is_defined():
+        return
+    if task == "test":
+        instead = "dataloaders=...): data modules hold rows out for trainer.validate, none for a test."
+    elif data is None:
         instead = "datamodule=PromptData(path=...)), or with another data module; TaskData() needs no file."
-        if task == "test":
-            instead = "dataloaders=...): data modules hold rows out for trainer.validate, none for a test."
-        raise ValueError(f"trainer.{task.value}: there are no data. Type trainer.{task.value}(..., {instead}")
+    else:
+        name = f"{kind}_dataloader"
+        raise ValueError(f"{type(data).__name__} has no {name}, and {task.value} reads it. Write one.")
+    raise ValueError(f"trainer.{task.value}: there are no data. Type trainer.{task.value}(..., {instead}")
 
 
 def _check_length(trainer: Trainer) -> None:
     """Refuse rows in place of a training loader, and one without a length: Lightning takes a batch ahead."""
     if trainer.state.fn != "fit" or not trainer.limit_train_batches:
         return
+    module = cast("RLHFAlgorithm", trainer.lightning_module)
     for loader in _loaders(_source(trainer, "train")).flattened:
-        module = cast("RLHFAlgorithm", trainer.lightning_module)
         if isinstance(loader, Mapping):  # one of a list; Lightning takes each for a batch
             check_encoded(module, loader, what="a row")
         elif isinstance(names := getattr(loader, "column_names", None), Sequence):
