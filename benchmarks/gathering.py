@@ -101,7 +101,7 @@ class HybridFlow(Transition):
     """Ours: the training shard is a part of the generation shard."""
 
     rule: ClassVar[Rule] = "hybridflow"
-    buffer: ClassVar[type[HybridBuffer | GatheredShard]] = HybridBuffer
+    buffer: ClassVar[type[HybridBuffer]] = HybridBuffer
 
     def __init__(self, rank: Rank) -> None:
         super().__init__(rank)

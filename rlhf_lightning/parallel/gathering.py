@@ -7,52 +7,30 @@ out of it as a copy, and the training shard stays beside it (HybridFlow section 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf_lightning.parallel.buckets import Slot, buckets, param_of, stored_as
-from rlhf_lightning.parallel.layout import Generation, ParallelLayout
-from rlhf_lightning.parallel.sharding import Sharded, holds
-from rlhf_lightning.parallel.transition import exchange, storage_bytes
+from rlhf_lightning.parallel.layout import Generation
+from rlhf_lightning.parallel.sharding import holds
+from rlhf_lightning.parallel.transition import HybridBuffer, exchange
 
 
-@dataclass(eq=False)
-class GatheredShard:
-    """One rank's parameters under the vanilla rule: as `HybridBuffer`, but it generates with a copy."""
+class GatheredShard(HybridBuffer):
+    """One rank's parameters under the vanilla rule: it generates with a copy; `parameters` stay as they are.
 
-    params: Sequence[Sharded]
-    """All parameters of the model."""
-    stages: Sequence[Sequence[int]]
-    """Layers of each training stage."""
-    layout: ParallelLayout
-    """Training and generation."""
-    _: KW_ONLY
-    rank: int
-    """Within the layout."""
-    group: dist.ProcessGroup
-    """The rank's training replica, stage by stage."""
-    parameters: Mapping[str, nn.Parameter]
-    """This rank's training shards by name; they stay where they are."""
-    received_bytes: int = field(default=0, init=False)
-    """Bytes that the last `gather` received from other ranks."""
+    `group` is the rank's training replica, stage by stage.
+    """
 
     def __post_init__(self) -> None:
         everything = replace(self.layout, generation=Generation(1, 1)).generating
         self._member = everything.coordinate(self.rank).micro
-        found = buckets(self.params, self.stages, everything, stage=0)
-        self._slots = [slot for bucket in found for slot in bucket]
+        self._buckets = buckets(self.params, self.stages, everything, stage=0)
         self._chunks = self._wanted()
-        self._shard: dict[str, Tensor] = {}
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all memory that the parameters and the generation shard lie in, each piece once."""
-        tensors = [*self._shard.values(), *(parameter.data for parameter in self.parameters.values())]
-        return storage_bytes(tensors)
+        self._stores: dict[str, Tensor] = {}
 
     def gather(self) -> dict[str, Tensor]:
         """Make the generation shard as `HybridBuffer.gather` does; all ranks of the replica call it."""
@@ -60,20 +38,20 @@ class GatheredShard:
         stores: list[Tensor] = []
         works: list[dist.Work] = []
         with torch.inference_mode(mode=False):
-            for slot in self._slots:
+            for slot in self._slots():
                 store = self._store(slot)
                 self.received_bytes += store[0].nbytes * len(slot.missing(self._member))
                 works += exchange(slot, store, member=self._member, group=self.group)
                 stores.append(store)
             while works:  # a work holds its tensors
                 works.pop(0).wait()
-            for slot in reversed(self._slots):
+            for slot in reversed(list(self._slots())):
                 self._cut(slot, stores.pop())
-        return dict(self._shard)
+        return dict(self._stores)
 
     def release(self) -> None:
         """Free the copy."""
-        self._shard.clear()
+        self._stores.clear()
 
     def _wanted(self) -> dict[str, slice]:
         """What the rank generates with: which training chunks of which parameters."""
@@ -88,9 +66,9 @@ class GatheredShard:
         """Memory for all pieces of a slot, `[pieces, *stored]`, the own one filled in."""
         like = next(iter(self.parameters.values())).data
         store, own = like.new_empty((len(slot.owners), *slot.stored)), slot.own(self._member)
-        if own is not None:
-            param = next(q for q in slot.params if q.name in self.parameters)
-            store[own] = stored_as(param, self.parameters[param.name].data)
+        if (trained := self._trained(slot)) is not None and own is not None:
+            param, parameter = trained
+            store[own] = stored_as(param, parameter.data)
         return store
 
     def _cut(self, slot: Slot, store: Tensor) -> None:
@@ -99,4 +77,4 @@ class GatheredShard:
         for param, whole in zip(slot.params, pieces, strict=True):
             if param.name in self._chunks:
                 cut = whole[0] if param.dim is None else whole[self._chunks[param.name]].flatten(0, 1)
-                self._shard[param.name] = param_of(param, cut.clone())
+                self._stores[param.name] = param_of(param, cut.clone())
