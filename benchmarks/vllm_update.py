@@ -32,18 +32,6 @@ LAYOUTS = ("1,1", "2,2", "2,1", "4,4", "4,2")
 WAYS = {"lent": True, "copied": False}
 
 
-class Changing(MegatronEngine):
-    """Says that its weights have changed whenever it is asked."""
-
-    asked = 0
-
-    @property
-    def version(self) -> int:
-        """Another one each time."""
-        self.asked += 1
-        return self.asked
-
-
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What one set of processes measures."""
@@ -65,6 +53,7 @@ def update(engine: VLLMEngine) -> float:
         },
         batch_size=1,
     )
+    engine.source.version += 1
     dist.barrier()
     engine.generate(rows, sampling=Sampling(max_new_tokens=1), seed=0)
     return engine.update_s
@@ -77,7 +66,7 @@ def run_rank(rank: int, job: Job, directory: str) -> None:
     layout = ParallelLayout(t=job.t, generation=Generation(t=job.generate))
     seat = Seat(rank, layout, torch.device("cpu"), None, ModelGroups.create_all(layout))
     spec = ModelSpec(path=job.model)
-    source = Changing(spec, seat=seat)
+    source = MegatronEngine(spec, seat=seat)
     config = VLLM(kv_cache_gib=0.1, max_num_seqs=1, max_model_len=64, zero_copy=job.zero_copy)
     ends = Ends(pad_token_id=0, eos_token_ids=(2,))
     engine = VLLMEngine(spec, source, seat=seat, ends=ends, config=config)

@@ -44,8 +44,11 @@ class Shard:
     """Number of training shards that each divided tensor consists of, in order."""
 
 
-class WeightSource(ABC):
+class WeightSource:
     """Where a generation engine's weights come from."""
+
+    version: int = 0
+    """How many times the weights have changed."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every parameter, whole, under its Hugging Face name, in the dtype of the computation.
@@ -62,13 +65,8 @@ class WeightSource(ABC):
         """
         return None
 
-    @property
-    @abstractmethod
-    def version(self) -> int:
-        """How many times the weights have changed."""
 
-
-class TrainEngine(WeightSource):
+class TrainEngine(WeightSource, ABC):
     """One model, trained and evaluated by the ranks of one group, each with rows of its own.
 
     Every method but `free_kept`, `offload`, `reload`, `reload_bytes` and `memory` is collective: all ranks of
@@ -78,8 +76,6 @@ class TrainEngine(WeightSource):
 
     accumulated = False
     """Whether there are gradients that no step has used; `accumulate` and `optimizer_step` set it."""
-    _version = 0
-    """How many times the weights have changed; each engine counts its own changes."""
     _last = Transition()
     """What `transition` returns; `generating` sets it."""
     _offloaded: OffloadedParts
@@ -138,11 +134,6 @@ class TrainEngine(WeightSource):
             ValueError: they are the weights of another architecture.
         """
         raise NotImplementedError(f"{type(self).__name__} takes no weights from other engines.")
-
-    @property
-    def version(self) -> int:
-        """See `WeightSource.version`."""
-        return self._version
 
     def transition(self) -> Transition:
         """Time and memory of the last `generating` or `lending`; zeros where nothing moves."""

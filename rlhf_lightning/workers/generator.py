@@ -50,17 +50,12 @@ class LinkedSource(WeightSource):
 
     link: Link
     """Where the weights come from."""
-    announced: int = 0
-    """How often new weights were announced by `receive_weights`."""
+    version: int = 0
+    """How often `receive_weights` announced new weights."""
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `WeightSource.weights`."""
         return self.link.receive()
-
-    @property
-    def version(self) -> int:
-        """See `WeightSource.version`."""
-        return self.announced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +113,7 @@ class Generator(Role):
         assert self.worker.link is not None
         source = self.actor.generator.source
         if isinstance(source, LinkedSource):
-            source.announced += 1
+            source.version += 1
             self.actor.generator.refresh()
         else:
             self.engine.take_weights(self.worker.link.receive())

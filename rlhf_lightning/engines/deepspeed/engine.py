@@ -105,7 +105,7 @@ class ZeROEngine(TrainEngine):
         with self._scope.entered():
             self._module.step()
         stepped = bool(self._module.was_step_applied())
-        self._version += stepped
+        self.version += stepped
         self.accumulated = False
         if not stepped:
             self._masters.forget_gradients()
@@ -210,7 +210,7 @@ class ZeROEngine(TrainEngine):
     def _changed(self) -> None:
         with self._scope.entered():
             self._masters.refresh()
-        self._version += 1
+        self.version += 1
 
     def _tensors(self, part: Part) -> list[Tensor]:
         """See `TrainEngine._tensors`; masters count as the optimizer's, buckets do not count."""

@@ -210,7 +210,7 @@ class FSDPEngine(TrainEngine):
     def _changed(self) -> None:
         self._passes.forget()
         self._weights.refresh()
-        self._version += 1
+        self.version += 1
 
     def _mesh(self, data: dist.ProcessGroup | None, tensor: dist.ProcessGroup | None) -> Mesh | None:
         if tensor is None and (data is None or self._config.shard == 1):

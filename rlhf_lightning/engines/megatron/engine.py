@@ -138,7 +138,7 @@ class MegatronEngine(TrainEngine):
             report = self._adamw.step()
             for run in self._wrapped:
                 run.zero_grad_buffer()
-        self.accumulated, self._version = False, self._version + 1
+        self.accumulated, self.version = False, self.version + 1
         return report
 
     def generating(self) -> AbstractContextManager[Decoder]:
@@ -191,7 +191,7 @@ class MegatronEngine(TrainEngine):
         """See `TrainEngine.load`."""
         self._offloaded.refuse("parameters", "optimizer")
         load(directory, self._weights, self._adamw, trained=trained)
-        self._version += 1
+        self.version += 1
 
     def export(self, directory: Path) -> None:
         """See `TrainEngine.export`."""
@@ -220,7 +220,7 @@ class MegatronEngine(TrainEngine):
             own = self._optimizer.read(param.name).clone()
             self._weights.fill(param, theirs.__getitem__)
             self._optimizer.write(param.name, self._optimizer.read(param.name).lerp(own, decay))
-        self._version += 1
+        self.version += 1
 
     def _build(self) -> None:
         """Make the runs of layers, the buffers of their gradients, the optimizer and the pipeline."""
