@@ -15,7 +15,6 @@ from rlhf_lightning.rewards.registry import (
     Functions,
     Sources,
     function_names,
-    function_names_by_source,
     resolve,
 )
 from rlhf_lightning.rewards.score import PREFLIGHT_RESPONSE, not_finite, preflight, score
@@ -36,7 +35,6 @@ __all__ = [
     "ServiceError",
     "Sources",
     "function_names",
-    "function_names_by_source",
     "json_safe",
     "not_finite",
     "preflight",

@@ -143,13 +143,6 @@ def function_names(functions: Functions, *, option: str) -> dict[str, float] | l
     return function_name(functions, option)
 
 
-def function_names_by_source(
-    by_source: Sources, *, option: str
-) -> dict[str, dict[str, float] | list[str] | str | None]:
-    """Return `function_names` of the functions of each data source."""
-    return {source: function_names(functions, option=option) for source, functions in by_source.items()}
-
-
 def function_weights(functions: Functions, *, option: str) -> dict[str, float]:
     """Return the weights of functions by their names; 1 where none is given.
 

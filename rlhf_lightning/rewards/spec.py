@@ -9,13 +9,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rlhf_lightning.rewards.http import HTTPOptions
-from rlhf_lightning.rewards.registry import (
-    Functions,
-    Sources,
-    function_names,
-    function_names_by_source,
-    function_weights,
-)
+from rlhf_lightning.rewards.registry import Functions, Sources, function_weights
 
 if TYPE_CHECKING:
     from rlhf_lightning.spec import ModelSpec
@@ -71,9 +65,6 @@ class RewardSpec:
     """Whether it is a reward or a cost; a cost has no default function."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "functions", function_names(self.functions, option=f"{self.kind}.functions"))
-        named = function_names_by_source(self.by_source, option=f"{self.kind}.by_source")
-        object.__setattr__(self, "by_source", named)
         for option, weights in [("functions", self.defaults()), *self.sources().items()]:
             for name, weight in weights.items():
                 if not _is_finite(weight):

@@ -25,7 +25,6 @@ from rlhf_lightning.rewards import (
     RewardSpec,
     Sources,
     function_names,
-    function_names_by_source,
     not_finite,
     score,
 )
@@ -69,7 +68,10 @@ class Judge(Remote):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "functions", function_names(self.functions, option=f"{self.kind}.functions"))
-        named = function_names_by_source(self.by_source, option=f"{self.kind}.by_source")
+        option = f"{self.kind}.by_source"
+        named = {
+            source: function_names(functions, option=option) for source, functions in self.by_source.items()
+        }
         object.__setattr__(self, "by_source", named)
 
     @property
