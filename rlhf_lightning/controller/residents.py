@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 
@@ -24,19 +23,6 @@ _REMEMBERED = 8
 """The next call of a method is expected to take as much memory as the largest of so many before it."""
 
 
-class Gauge(Protocol):
-    """The memory of a device."""
-
-    def free_bytes(self) -> int:
-        """Memory that models and calls may still take."""
-
-    def begin(self) -> None:
-        """Start to measure."""
-
-    def taken_bytes(self) -> int:
-        """The highest use of memory since `begin`, less the use at that time."""
-
-
 class GPUGauge:
     """The memory of the current GPU, according to CUDA and torch's allocator."""
 
@@ -44,19 +30,19 @@ class GPUGauge:
         self._before, self._highest = 0, 0
 
     def free_bytes(self) -> int:
-        """See `Gauge.free_bytes`."""
+        """Memory that models and calls may still take."""
         free, total = torch.cuda.mem_get_info()
         unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return free + unused - total // _RESERVE
 
     def begin(self) -> None:
-        """See `Gauge.begin`."""
+        """Start to measure."""
         self._highest = self.highest_bytes()
         torch.cuda.reset_peak_memory_stats()
         self._before = torch.cuda.memory_allocated()
 
     def taken_bytes(self) -> int:
-        """See `Gauge.taken_bytes`."""
+        """The highest use of memory since `begin`, less the use at that time."""
         return torch.cuda.max_memory_allocated() - self._before
 
     def highest_bytes(self) -> int:
@@ -72,7 +58,7 @@ class Residents:
         gauge: the device's memory; without one, as on a CPU, only one model is there at a time.
     """
 
-    def __init__(self, roles: Mapping[str, Remote], gauge: Gauge | None) -> None:
+    def __init__(self, roles: Mapping[str, Remote], gauge: GPUGauge | None) -> None:
         self._roles, self._gauge = roles, gauge
         self._here: list[str] = []
         self._past: deque[tuple[str, str]] = deque(maxlen=256)

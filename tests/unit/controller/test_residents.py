@@ -54,7 +54,7 @@ class Sized(Remote):
 
 
 @dataclass
-class Memory:
+class Memory(GPUGauge):
     """A device of so many bytes; `taking` is what the present call takes."""
 
     size: int

@@ -13,7 +13,7 @@ import torch
 from rlhf_lightning.controller import Batch, Remote, WorkerGroup
 from rlhf_lightning.controller.device import Device, Placement
 from rlhf_lightning.controller.in_process import InProcessTransport
-from rlhf_lightning.controller.residents import Gauge, Residents
+from rlhf_lightning.controller.residents import GPUGauge, Residents
 from rlhf_lightning.engines import PARTS, FSDPEngine
 from rlhf_lightning.parallel import ParallelLayout, World
 from rlhf_lightning.spec import LoRA, OptimizerSpec
@@ -26,10 +26,11 @@ MODEL_BYTES = 300_000
 """Of the tiny model in float32, and a little more."""
 
 
-class Held:
+class Held(GPUGauge):
     """What lies on a device of so many bytes, and the most that has."""
 
     def __init__(self, device: Device, size: int) -> None:
+        super().__init__()
         self.device, self.size, self.before, self.most = device, size, 0, 0
 
     def here(self) -> int:
@@ -63,7 +64,7 @@ class Job:
         model: Path,
         lora: LoRA | None,
         *,
-        gauge: Callable[[Device], Gauge] | None,
+        gauge: Callable[[Device], GPUGauge] | None,
         offload: bool = True,
         device: torch.device = CPU,
     ) -> None:
