@@ -44,6 +44,16 @@ def test_links_lead_somewhere(name: str) -> None:
     assert not missing
 
 
+def test_every_picture_stands_on_a_page() -> None:
+    """Or a row of a table leads to it."""
+    files = [ROOT / name for name in PAGES]
+    links = {(file, link) for file in files for link in LINK.findall(file.read_text(encoding="utf-8"))}
+    shown = {(file.parent / link).resolve() for file, link in links}
+    pictures = [path for path in ROOT.glob("docs/images/**/*.*") if path.is_file()]
+    assert len(pictures) > 40
+    assert not set(pictures) - shown
+
+
 def anchors(text: str) -> set[str]:
     """Of the headings of a document, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
