@@ -125,46 +125,62 @@ def test_options_of_other_sft_trainers_are_answered(option: str, said: str) -> N
     assert f"--{option} 1. {said}" in told
 
 
+def here(what: str, *theirs: str) -> str:
+    """A default here, as the table has it beside those of verl, TRL and OpenRLHF."""
+    (cells,) = (row.split("|")[2:6] for row in DIFFERENT.splitlines() if row.startswith(f"| {what} |"))
+    found, *others = (cell.strip() for cell in cells)
+    assert not theirs or tuple(others) == theirs
+    return found
+
+
 def test_defaults_that_differ_from_those_of_others_are_documented() -> None:
-    ppo, grpo = PPO(), GRPO()
-    said = " ".join(DIFFERENT.split())
-    assert f"compute in {grpo.actor.computes_in} (" in said
-    assert not grpo.actor.gradient_checkpointing
-    assert "**Recomputation** of activations is off" in said
-    assert f"up to {grpo.actor.sampling.max_new_tokens} tokens" in said
-    assert f"an iteration {PromptData(path='x').batch_size} prompts" in said
-    assert f"`{grpo.policy_loss.aggregation}`" in said
-    assert f"GRPO has a KL of {grpo.policy_loss.kl_coef} in its loss" in said
-    assert f"PPO** has a KL of {ppo.kl.coef} in its reward" in said
-    assert f"`lam` {ppo.lam} (verl: 1.0) and a value clip of {ppo.value_loss.clip} (verl: 0.5)" in said
-    drawn, rates = ppo.actor.sampling, [role.optimizer.lr for role in (ppo.actor, ppo.critic)]
-    assert f"**TRL's PPO** makes 4 passes over a batch (here {ppo.epochs}), draws" in said
-    assert f"at a temperature of 0.7 (here {drawn.temperature})" in said
-    assert "3e-6 (here {:.0e} and {:.0e})".format(*rates).replace("e-0", "e-") in said
-    in_reward = [kind().reward_kl_coef for kind in (ReinforcePP, RLOO, ReMax)]
-    assert "one in the reward, of {}, {} and {} (verl".format(*in_reward) in said
-    assert f"RLOO** has {RLOO().group_size} answers to a prompt (TRL: 2)" in said
-    assert f"SimPO** has `beta` {SimPO().loss.beta} and `gamma` {SimPO().loss.gamma} (TRL" in said
-    assert f"`betas` 0.9, 0.95 (here {grpo.actor.optimizer.betas[1]})" in said
-    assert f"LoRA's alpha 16 (here {LoRA(rank=8).alpha:.0f})" in said
-    assert f"and an alpha of {LoRA(rank=8).alpha:.0f} (verl: 16)" in said
+    ppo, grpo, lora = PPO(), GRPO(), LoRA(rank=8)
+    assert here("type of the computation", *3 * ("bfloat16",)) == grpo.actor.computes_in
+    assert here("activations computed again") == ("yes" if grpo.actor.gradient_checkpointing else "no")
+    assert here("longest answer, tokens") == str(grpo.actor.sampling.max_new_tokens)
+    assert here("prompts of an iteration") == str(PromptData(path="x").batch_size)
+    assert here("mean of GRPO's loss") == grpo.policy_loss.aggregation
+    assert here("KL in GRPO's loss") == str(grpo.policy_loss.kl_coef)
+    assert here("KL in the reward of PPO") == str(ppo.kl.coef)
+    assert here("lam of PPO", "1.0", "", "1") == str(ppo.lam)
+    assert here("value clip of PPO", "0.5", "", "0.5") == str(ppo.value_loss.clip)
+    assert here("dual clip", "3.0", "", "") == (ppo.policy_loss.dual_clip or "none")
+    assert here("passes of PPO over a batch", "", "4", "") == str(ppo.epochs)
+    assert here("temperature", "", "PPO 0.7", "") == str(ppo.actor.sampling.temperature)
+    optimizers = [role.optimizer for role in (ppo.actor, ppo.critic)]
+    rates = ", ".join(f"{one.lr:.0e}".replace("e-0", "e-") for one in optimizers)
+    assert here("learning rates of actor and critic", "the critic's 1e-5", "PPO 3e-6, both", "") == rates
+    assert {here("gradients limited to a norm of")} == {str(one.grad_clip) for one in optimizers}
+    assert here("weight decay", "0.01", "", "") == str(optimizers[0].weight_decay)
+    assert here("schedule of the learning rate") == optimizers[0].schedule
+    assert here("Adam's betas", "", "", "0.9, 0.95") == ", ".join(map(str, optimizers[0].betas))
+    in_reward = [str(kind().reward_kl_coef) for kind in (ReinforcePP, RLOO, ReMax)]
+    assert here("KL in the reward of REINFORCE++, RLOO and ReMax") == ", ".join(in_reward)
+    assert here("answers to a prompt, RLOO", "", "2", "") == str(RLOO().group_size)
+    assert here("beta and gamma of SimPO") == f"{SimPO().loss.beta}, {SimPO().loss.gamma}"
+    assert here("LoRA's alpha", "16", "", "16") == f"{lora.alpha:.0f}"
+    assert here("LoRA's layers") == (lora.target_modules or "all linear ones")
     taught = Distillation()
-    assert f"**Distillation** has `beta` {taught.loss.beta} and learns from the student's own answers" in said
-    assert (taught.given, taught.actor.sampling.temperature) == (0, 1.0)
-    assert not LoRA(rank=8).target_modules
-    assert "**LoRA** has adapters in all linear layers" in said
+    given = f"{taught.loss.beta}, {taught.given:.0f}"
+    assert here("beta of distillation, share of given answers") == given
+    learned = [SFT().actor.optimizer.lr, RewardModel().reward.optimizer.lr]
+    assert here("learning rates of SFT and of a reward model") == ", ".join(
+        f"{rate:.0e}".replace("e-0", "e-") for rate in learned
+    )
+    assert here("limit of scores", "", "", "10") == (ppo.reward.clip or "none")
+
+
+def test_what_differs_otherwise_is_documented() -> None:
+    said = " ".join(DIFFERENT.split())
     assert "Of a run that begins with adapters the reference is the base model, as in verl (TRL: the" in said
-    assert ppo.critic.optimizer.lr == 1e-5
-    assert "The critic has a rate of its own, 1e-5 as in verl" in said
-    assert {ppo.actor.optimizer.grad_clip, ppo.critic.optimizer.grad_clip} == {1.0}
-    assert "whatever `max_grad_norm` says (here to a norm of 1.0): type" in said
+    assert Distillation().actor.sampling.temperature == 1.0
+    assert "own answers at the temperature that drew them, 1.0;" in said
     correction = OffPolicyCorrection()
     assert (correction.low, correction.high, correction.mode) != (0.5, 5.0, "truncate")
     assert "correction.low 0.5 --algo.policy_loss.correction.high 5` (its" in COMING
-    assert {SFT().actor.optimizer.lr, RewardModel().reward.optimizer.lr} == {1e-5}
-    assert grpo.actor.optimizer.schedule == "constant"
     assert f"`{DEFAULT}`" in said
-    assert "**Schedule.** The learning rate stays as it is (TRL: `linear`" in said
+    assert GRPO().mini_batch_size == 0
+    assert "`mini_batch_size` counts answers, and 0, the default, is one step over all of them." in said
 
 
 def test_an_overlong_penalty_is_half_as_large_beside_scores_of_0_and_1() -> None:
