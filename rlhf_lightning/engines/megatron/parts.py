@@ -20,28 +20,21 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from rlhf_lightning.engines.megatron.tokens import Tokens
 from rlhf_lightning.engines.packed.layer import Layer, window_of
 
 
-class Norm(nn.Module):
-    """RMSNorm in float32 (Zhang and Sennrich 2019, eq. 4), as transformers computes it."""
+class Norm(LlamaRMSNorm):
+    """The RMSNorm of transformers (Zhang and Sennrich 2019, eq. 4), built as Megatron builds its layers."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
-        super().__init__()
+        super().__init__(hidden_size, eps)
         device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()
-        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype, device=device))
+        self.to(dtype=config.params_dtype, device=device)
         # With sequence parallelism each tensor rank sees its own tokens, and Megatron sums the gradients.
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
-        self._eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension."""
-        wide = x.float()
-        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)
-        return self.weight * scaled.to(x.dtype)
 
 
 class PackedAttention(nn.Module):
