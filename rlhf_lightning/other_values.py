@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from rlhf_lightning.other_systems import KL_STAYS, names_within, of_role
 
@@ -132,14 +131,9 @@ _TYPED = (
 
 def value_elsewhere(message: str) -> str:
     """What a value that an error of the parser is about is here; empty for no known one."""
-    return next(filter(None, (_said(option, value) for option, value in _typed(message))), "")
-
-
-def _typed(message: str) -> Iterator[tuple[str, str]]:
-    """Each option that a message has, with its value."""
-    for form in _TYPED:
-        for option, value in form.findall(message):
-            yield option.replace("-", "_"), value.lower()
+    typed = (pair for form in _TYPED for pair in form.findall(message))
+    found = (_said(option.replace("-", "_"), value.lower()) for option, value in typed)
+    return next(filter(None, found), "")
 
 
 def _said(option: str, value: str) -> str:

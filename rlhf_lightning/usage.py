@@ -115,7 +115,10 @@ def option_error(
         return f"{said[: other.start()]}{name} is not a subclass of {other[2]}. {advice}"
     if suggestion := _word_suggestion(said, owners, elsewhere=elsewhere):
         return f"{said}.{suggestion}"
-    said = _ONE_KIND.sub(_one_kind, _NO_LIST.sub(_as_list, _REQUIRED.sub(r"\1", said)))
+    said = _NO_LIST.sub(_as_list, _REQUIRED.sub(r"\1", said))
+    said = _ONE_KIND.sub(
+        r"\2 is a class, and there is none to choose. Type the options of \1 one by one.", said
+    )
     said = _REQUIRED_CLASS.sub(r"--\1 NAME", said)
     said = _MIXED.sub(r"\1 stands in a list. Type a list of names, or one mapping of all.", said)
     return said + _QUOTES * bool(_READ_AS_YAML.search(said))
@@ -149,11 +152,6 @@ def _as_list(found: re.Match[str]) -> str:
     if text.startswith("{"):
         items = ["{...}"]
     return f"{key}: {value} is not a list. Type '[{', '.join(items)}]', with the brackets."
-
-
-def _one_kind(found: re.Match[str]) -> str:
-    """The error for a class where there is no choice of one."""
-    return f"{found[2]} is a class, and there is none to choose. Type the options of {found[1]} one by one."
 
 
 def _class_suggestion(name: str, key: str, first: str) -> str:
