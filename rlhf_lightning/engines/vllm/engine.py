@@ -89,7 +89,8 @@ class VLLMEngine(GenerationEngine):
         self._lacking = self._lacking_cache()
         if self._lacking and seat.rank == 0:
             logger.warning("vLLM answers rows of at most %d tokens. %s", self._positions, self._lacking)
-        self._version: int | None = None
+        self.version: int | None = None
+        """Of the source's weights that gave the last answers; None before the first."""
         self._fresh, self._asleep, self._held, self.update_s = False, False, False, 0.0
         borrows = config.zero_copy and self._on_cpu and source.lending() is not None
         self._zero_copy = ZeroCopyWeights(self._model) if borrows else None
@@ -154,11 +155,6 @@ class VLLMEngine(GenerationEngine):
                     weights.close()
                 if self._config.sleep:
                     self.offload()
-
-    @property
-    def version(self) -> int | None:
-        """Of the source's weights that gave the last answers; None before the first."""
-        return self._version
 
     def refresh(self) -> None:
         """See `GenerationEngine.refresh`."""
@@ -272,7 +268,7 @@ class VLLMEngine(GenerationEngine):
     def _weights(self) -> Iterator[None]:
         """Within this context vLLM has the source's present weights; changed ones clear the prefix cache."""
         version, started = self.source.version, time.perf_counter()
-        changed = not self._fresh or version != self._version
+        changed = not self._fresh or version != self.version
         lending = self.source.lending() if self._zero_copy is not None else None
         if changed:
             self._engine.reset_prefix_cache()
@@ -318,7 +314,7 @@ class VLLMEngine(GenerationEngine):
 
     def _arrived(self, version: int, started: float) -> None:
         """Note the version of the weights that vLLM has now, and how long they took."""
-        self._version, self._fresh, self.update_s = version, True, time.perf_counter() - started
+        self.version, self._fresh, self.update_s = version, True, time.perf_counter() - started
         logger.debug("vLLM has weights %s after %.3f s", version, self.update_s)
 
     @contextmanager
