@@ -287,10 +287,11 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "resume resume_mode resume_from_path resume_from_checkpoint load_checkpoint load_enable": (
         "Type --ckpt_path last, or the path of a checkpoint."
     ),
+    "gpus num_gpus num_processes": ("strategy.devices",),
     (
-        "gpus num_gpus n_gpus_per_node num_gpus_per_node num_processes actor_num_gpus_per_node "
-        "critic_num_gpus_per_node ref_num_gpus_per_node reward_num_gpus_per_node"
-    ): ("strategy.devices",),
+        "n_gpus_per_node num_gpus_per_node actor_num_gpus_per_node critic_num_gpus_per_node "
+        "ref_num_gpus_per_node reward_num_gpus_per_node"
+    ): "Type --strategy.devices N, the GPUs of all nodes together, or leave it out to take them all.",
     "nnodes num_nodes": (
         "The nodes are those of the Ray cluster: --strategy.address HOST:PORT, or leave it out."
     ),

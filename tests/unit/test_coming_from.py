@@ -117,6 +117,7 @@ def test_options_of_the_tables_are_answered_with_options(typed: str) -> None:
         ("data.balance_dp_token", "There is nothing to set: leave it out."),
         ("optim.warmup_steps_ratio", "Count the optimizer steps: --algo.actor.optimizer.warmup_steps N."),
         ("padding_free", "Nothing is padded: leave it out."),
+        ("trainer.n_gpus_per_node", "Type --strategy.devices N, the GPUs of all nodes together, or leave"),
     ],
 )
 def test_options_of_other_sft_trainers_are_answered(option: str, said: str) -> None:
