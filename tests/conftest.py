@@ -91,6 +91,12 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
+def in_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the test's own directory the present one."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def write_rows(tmp_path: Path) -> Callable[..., Path]:
     """Write rows as JSON Lines and return the file."""
 

@@ -16,8 +16,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel, Qwen2Config
 
 from rlhf_lightning.data.tokenizer import load_tokenizer
-from rlhf_lightning.engines import VLLM, Ends, TrainEngine
+from rlhf_lightning.engines import VLLM, Ends, TrainEngine, generation_engine
+from rlhf_lightning.engines.vllm.engine import VLLMEngine
 from rlhf_lightning.functional.aggregate import Counts
+from rlhf_lightning.parallel import Seat
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec, Sampling
 from tests.unit.engines import tiny
 from tests.unit.engines.tiny import Fit
@@ -63,6 +65,20 @@ def ends(*tokens: int) -> Ends:
     return Ends(pad_token_id=PAD, eos_token_ids=tokens, tokenizer=TOKENIZER)
 
 
+def vllm_of(
+    source: TrainEngine,
+    spec: ModelSpec,
+    config: VLLM = SMALL,
+    *,
+    seat: Seat = tiny.SEAT,
+    end: Sequence[int] = (),
+) -> VLLMEngine:
+    """What generates with the weights of `source`; responses end with the tokens `end`."""
+    engine = generation_engine(spec, source, seat=seat, ends=ends(*end), config=config)
+    assert isinstance(engine, VLLMEngine)
+    return engine
+
+
 def prompts(lengths: Sequence[int], *, seed: int = 1) -> list[Tensor]:
     """Random sequences."""
     generator = torch.Generator().manual_seed(seed)
@@ -77,11 +93,7 @@ def table(sequences: Sequence[Tensor], *, first_id: int = 100) -> TensorDict:
     for row, sequence in enumerate(sequences):
         ids[row, width - len(sequence) :] = sequence
         mask[row, width - len(sequence) :] = True
-    columns = {
-        "prompt_ids": ids,
-        "prompt_mask": mask,
-        "row_ids": torch.arange(len(sequences)) + first_id,
-    }
+    columns = {"prompt_ids": ids, "prompt_mask": mask, "row_ids": torch.arange(len(sequences)) + first_id}
     return TensorDict(columns, batch_size=[len(sequences)])
 
 

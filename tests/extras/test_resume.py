@@ -42,12 +42,7 @@ def never(_: Tensor) -> bool:
 
 
 def resumed(
-    pair: Pair,
-    rows: TensorDict,
-    sampling: Sampling,
-    pause: Callable[[Tensor], bool],
-    *,
-    at_once: int = 0,
+    pair: Pair, rows: TensorDict, sampling: Sampling, pause: Callable[[Tensor], bool], *, at_once: int = 0
 ) -> TensorDict:
     """The rows with what they have said when they are paused."""
     said = pair.engine.resume(rows, sampling=sampling, seed=5, pause=pause, at_once=at_once)

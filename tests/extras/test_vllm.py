@@ -13,15 +13,8 @@ import torch
 from tensordict import TensorDict
 from transformers import Qwen2Config
 
-from rlhf_lightning.engines import (
-    VLLM,
-    FSDPEngine,
-    GenerationEngine,
-    Native,
-    generation_engine,
-)
+from rlhf_lightning.engines import VLLM, FSDPEngine, GenerationEngine, Native, generation_engine
 from rlhf_lightning.engines.vllm.engine import VLLMEngine
-from rlhf_lightning.parallel import ParallelLayout, Seat
 from rlhf_lightning.spec import ModelSpec, Sampling
 from tests.extras import generating
 from tests.extras.generating import (
@@ -36,6 +29,7 @@ from tests.extras.generating import (
     prompts,
     table,
 )
+from tests.unit.engines.tiny import SEAT
 
 LENGTHS = [3, 9, 1, 12, 9, 5, 2]
 BLOCK = 128
@@ -58,10 +52,9 @@ class Pair:
 
     def __init__(self, spec: ModelSpec, kind: Literal["native", "vllm"], *, vllm: VLLM = SMALL) -> None:
         self.source = FSDPEngine(spec)
-        seat = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
         config = Native() if kind == "native" else vllm
         self.engine: GenerationEngine = generation_engine(
-            spec, self.source, seat=seat, ends=generating.ends(), config=config
+            spec, self.source, seat=SEAT, ends=generating.ends(), config=config
         )
 
     def __call__(self, rows: TensorDict, sampling: Sampling, *, seed: int = 5) -> TensorDict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from rlhf_lightning.strategies import Colocated, OpenRLHF, Standalone
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Generator, Opponent, Settings
 from tests.extras import generating
-from tests.unit.algos.short import Started
+from tests.unit.algos.short import Started, trainer
 
 
 def model(head_dim: int = 32) -> PreTrainedConfig:
@@ -129,11 +130,7 @@ SIZES: dict[str, Any] = {
         ("qwen3_moe", {"num_experts": 4, "attention_bias": True}, r"is a mixture of .* attention_bias=True,"),
         ("qwen2_moe", {"num_experts": 4, "use_sliding_window": True}, r".* with use_sliding_window=True,"),
         ("olmoe", {"num_experts": 4, "clip_qkv": 0.5}, r"is a mixture of .* with clip_qkv=0.5, which vLLM"),
-        (
-            "granitemoe",
-            {"num_local_experts": 4, "hidden_act": "gelu"},
-            r".* with hidden_act=gelu,",
-        ),
+        ("granitemoe", {"num_local_experts": 4, "hidden_act": "gelu"}, r".* with hidden_act=gelu,"),
         ("olmoe", {"num_experts": 4, "norm_topk_prob": True}, r".* with norm_topk_prob=True, which vLLM"),
         ("olmoe", {"num_experts": 4, "rms_norm_eps": 1e-6}, r".* with rms_norm_eps=1e-06, which vLLM"),
         ("gpt2", {"scale_attn_weights": False}, r"has scale_attn_weights=False, which vLLM"),
@@ -292,10 +289,7 @@ def test_a_prompt_is_computed_at_once_on_a_cpu() -> None:
 
 
 def test_fewer_positions_than_a_held_out_prompt_and_its_answer_have(tmp_path: Path) -> None:
-    for name, prompts in (
-        ("train", ["a"] * 4),
-        ("val", ["b", "many more words than that, a sentence"]),
-    ):
+    for name, prompts in (("train", ["a"] * 4), ("val", ["b", "many more words than that, a sentence"])):
         lines = [json.dumps({"prompt": prompt, "answer": "x"}) for prompt in prompts]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     settings = Settings(generator="vllm", vllm=VLLM(max_model_len=30))
@@ -315,11 +309,17 @@ def test_fewer_positions_than_a_held_out_prompt_and_its_answer_have(tmp_path: Pa
     ],
 )
 def test_fewer_positions_than_prompts_and_answers_have(positions: int, told: str, tmp_path: Path) -> None:
+    assert re.search(told, said(Started, positions, tmp_path))
+
+
+def said(strategy: type[Started | FewApart], positions: int, root: Path) -> str:
+    """What a run of prompts of up to 13 tokens and answers of 8 ends with."""
     settings = Settings(generator="vllm", vllm=VLLM(max_model_len=positions))
-    run = Trainer(strategy=Started(settings=settings), logger=False, default_root_dir=tmp_path)
     algorithm = GRPO(actor=Actor(sampling=Sampling(max_new_tokens=8)), group_size=2)
-    with pytest.raises((ValueError, RuntimeError), match=told):
+    run = trainer(strategy(settings=settings), root)
+    with pytest.raises((ValueError, RuntimeError)) as error:
         run.fit(algorithm, datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=0))
+    return str(error.value)
 
 
 class Few(Started):
@@ -345,8 +345,4 @@ def with_few(settings: Settings) -> Settings:
 
 @pytest.mark.parametrize("strategy", [Few, FewApart])
 def test_what_generates_has_settings_of_its_own(strategy: type[Few | FewApart], tmp_path: Path) -> None:
-    settings = Settings(generator="vllm", vllm=VLLM(max_model_len=400))
-    run = Trainer(strategy=strategy(settings=settings), logger=False, default_root_dir=tmp_path)
-    algorithm = GRPO(actor=Actor(sampling=Sampling(max_new_tokens=8)), group_size=2)
-    with pytest.raises(ValueError, match=r"max_model_len=20: the longest prompt has 13 tokens"):
-        run.fit(algorithm, datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=0))
+    assert "max_model_len=20: the longest prompt has 13 tokens" in said(strategy, 400, tmp_path)

@@ -12,13 +12,12 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from transformers import AutoConfig
 
-from rlhf_lightning.engines import FSDPEngine, generation_engine
+from rlhf_lightning.engines import FSDPEngine
 from rlhf_lightning.engines.vllm.config import check_vllm
-from rlhf_lightning.engines.vllm.engine import VLLMEngine
-from rlhf_lightning.parallel import ParallelLayout, Seat
+from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec, Sampling
 from tests.extras import generating
-from tests.extras.generating import EXACT, SMALL, agree, prompts, table
+from tests.extras.generating import EXACT, agree, prompts, table, vllm_of
 from tests.unit import spmd
 from tests.unit.engines import three_d
 
@@ -69,9 +68,7 @@ def written(directory: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Mode
 def answered(spec: ModelSpec, directory: Path) -> list[TensorDict]:
     """What one rank says after each change of weights, with the log-probabilities that transformers finds."""
     source = FSDPEngine(spec)
-    seat = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
-    engine = generation_engine(spec, source, seat=seat, ends=generating.ends(5), config=SMALL)
-    assert isinstance(engine, VLLMEngine)
+    engine = vllm_of(source, spec, end=[5])
     answers = list[TensorDict]()
     for change in range(CHANGES):
         answers.append(engine.generate(table(SEQUENCES), sampling=DRAWN, seed=3))
@@ -95,7 +92,7 @@ def said(group: dist.ProcessGroup, spec: ModelSpec) -> list[TensorDict]:
     """What one of two ranks of a copy says after each change of weights."""
     seat = three_d.seat(group, ParallelLayout(t=2))
     source = FSDPEngine(spec)  # of each rank its own, as FSDP does not divide experts: both learn the same
-    engine = generation_engine(spec, source, seat=seat, ends=generating.ends(5), config=SMALL)
+    engine = vllm_of(source, spec, seat=seat, end=[5])
     answers = list[TensorDict]()
     for _ in range(CHANGES):
         answers.append(engine.generate(table(SEQUENCES), sampling=DRAWN, seed=3))

@@ -17,25 +17,19 @@ from transformers import LlamaConfig, Olmo2Config
 from vllm import EngineArgs
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from rlhf_lightning.engines import VLLM, FSDPEngine, check_vllm, generation_engine, read_config
+from rlhf_lightning.engines import VLLM, FSDPEngine, check_vllm, read_config
 from rlhf_lightning.engines.vllm.engine import VLLMEngine
 from rlhf_lightning.engines.vllm.failure import VLLMError
-from rlhf_lightning.parallel import ParallelLayout, Seat
+from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec, Sampling
 from tests.extras import generating
-from tests.extras.generating import POSITIONS, SMALL, agree, prompts, table
+from tests.extras.generating import POSITIONS, SMALL, agree, prompts, table, vllm_of
 
 BLOCK = 128
 """Tokens in a block of vLLM's prefix cache on a CPU: only whole ones are found in it."""
 SEQUENCES = prompts([2 * BLOCK + 9, 40, 3])
 DRAWN = Sampling(max_new_tokens=6)
-
-
-def vllm_of(source: FSDPEngine, spec: ModelSpec, config: VLLM) -> VLLMEngine:
-    seat = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
-    engine = generation_engine(spec, source, seat=seat, ends=generating.ends(), config=config)
-    assert isinstance(engine, VLLMEngine)
-    return engine
+FULL = "CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
 @pytest.fixture(scope="module")
@@ -157,10 +151,11 @@ def test_answers_that_nobody_waits_for_are_aborted(awake: VLLMEngine) -> None:
 def test_a_lack_of_memory_says_which_options_take_it(
     awake: VLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     with monkeypatch.context() as patch:
         patch.setattr(
-            awake._runner, "_model_forward", Fails(awake._runner, "_model_forward", at=1, error=error)
+            awake._runner,
+            "_model_forward",
+            Fails(awake._runner, "_model_forward", at=1, error=torch.OutOfMemoryError(FULL)),
         )
         said = r"OutOfMemoryError: CUDA out of memory.*less than strategy\.settings\.vllm\.kv_cache_gib=0\.02"
         with pytest.raises(VLLMError, match=said):
@@ -183,12 +178,15 @@ USES: dict[str, Callable[[VLLMEngine], object]] = {
 def test_memory_that_others_took_while_it_slept_is_missed_by_name(
     use: Callable[[VLLMEngine], object], awake: VLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     with monkeypatch.context() as patch:
         patch.setattr(awake, "_sleeps", True)
         patch.setattr(awake, "_asleep", True)
         patch.setattr(awake._engine, "wake_up", lambda: None)  # a CPU has nothing to wake
-        patch.setattr(awake._engine, "wake_up", Fails(awake._engine, "wake_up", at=1, error=error))
+        patch.setattr(
+            awake._engine,
+            "wake_up",
+            Fails(awake._engine, "wake_up", at=1, error=torch.OutOfMemoryError(FULL)),
+        )
         said = r"^vLLM failed as it woke up: OutOfMemoryError: CUDA out of.*Try less than strategy\.settings"
         with pytest.raises(VLLMError, match=said):
             use(awake)
@@ -200,10 +198,11 @@ def test_memory_that_others_took_while_it_slept_is_missed_by_name(
 def test_memory_that_weights_lack_as_they_are_copied_is_missed_by_name(
     use: Callable[[VLLMEngine], object], awake: VLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     with monkeypatch.context() as patch:
         patch.setattr(awake, "_fresh", False)
-        patch.setattr(awake.source, "weights", Fails(awake.source, "weights", at=1, error=error))
+        patch.setattr(
+            awake.source, "weights", Fails(awake.source, "weights", at=1, error=torch.OutOfMemoryError(FULL))
+        )
         said = (
             r"^vLLM failed as it took weights: OutOfMemoryError: CUDA out of.*Try less than strategy\.setti"
         )
@@ -224,7 +223,7 @@ def test_a_cache_that_is_too_small_says_how_to_make_it_larger(spec: ModelSpec, c
     with pytest.raises(VLLMError, match=said):
         vllm_of(FSDPEngine(spec), spec, config)
     assert dist.is_initialized() == here
-    engine = vllm_of(FSDPEngine(spec), spec, SMALL)
+    engine = vllm_of(FSDPEngine(spec), spec)
     engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
     engine.close()
 
@@ -271,7 +270,7 @@ def test_weights_of_another_shape_and_missing_ones_are_refused_by_name(
 ) -> None:
     wide = LlamaConfig(**{**generating._SIZES, "intermediate_size": 128}, tie_word_embeddings=False)
     monkeypatch.setitem(generating.MODELS, "wide", wide)
-    engine = vllm_of(FSDPEngine(generating.write(tmp_path, "wide")), spec, SMALL)
+    engine = vllm_of(FSDPEngine(generating.write(tmp_path, "wide")), spec)
     name = r"model\.layers\.0\.mlp\.gate_proj\.weight"
     said = rf"^vLLM of {spec.path}: was given {name} \(128, 128\) and has \(96, 128\)"
     for use in USES.values():
@@ -302,8 +301,8 @@ def test_a_model_that_vllm_has_not_itself_is_refused_as_it_is_made(
     other = generating.write(tmp_path, "olmo2")
     said = r"^strategy\.settings\.generator=vllm: .* no olmo2 .*generator=native"
     with pytest.raises(ValueError, match=said):
-        vllm_of(FSDPEngine(other), other, SMALL)
+        vllm_of(FSDPEngine(other), other)
     assert dist.is_initialized() == here
-    engine = vllm_of(FSDPEngine(spec), spec, SMALL)
+    engine = vllm_of(FSDPEngine(spec), spec)
     engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
     engine.close()

@@ -7,14 +7,10 @@ from pathlib import Path
 
 import torch
 
-from rlhf_lightning.engines import FSDPEngine, generation_engine
-from rlhf_lightning.engines.vllm.engine import VLLMEngine
-from rlhf_lightning.parallel import ParallelLayout, Seat
+from rlhf_lightning.engines import FSDPEngine
 from rlhf_lightning.spec import LoRA, Sampling
 from tests.extras import generating
-from tests.extras.generating import EXACT, SMALL, prompts, table
-
-SEAT = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
+from tests.extras.generating import EXACT, prompts, table, vllm_of
 
 
 def test_answers_follow_the_adapters(tmp_path: Path) -> None:
@@ -23,8 +19,7 @@ def test_answers_follow_the_adapters(tmp_path: Path) -> None:
     generating.learn(earlier, prompts([9]))
     earlier.export_adapters(tmp_path / "adapters")
     source = FSDPEngine(replace(spec, lora=LoRA(rank=4, path=str(tmp_path / "adapters"))))
-    engine = generation_engine(spec, source, seat=SEAT, ends=generating.ends(), config=SMALL)
-    assert isinstance(engine, VLLMEngine)
+    engine = vllm_of(source, spec)
     sampling, sequences = Sampling(max_new_tokens=8), prompts([12, 5, 30])
     try:
         found = []

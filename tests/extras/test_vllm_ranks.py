@@ -13,14 +13,14 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rlhf_lightning.engines import FSDP, VLLM, FSDPEngine, TrainEngine, generation_engine, train_engine
+from rlhf_lightning.engines import FSDP, VLLM, FSDPEngine, TrainEngine, train_engine
 from rlhf_lightning.engines.megatron.engine import MegatronEngine
 from rlhf_lightning.engines.vllm.engine import VLLMEngine
 from rlhf_lightning.engines.vllm.groups import Groups
 from rlhf_lightning.parallel import Generation, ParallelLayout, Seat
 from rlhf_lightning.spec import ModelSpec, Sampling
 from tests.extras import generating
-from tests.extras.generating import EXACT, SMALL, agree, prompts, table
+from tests.extras.generating import EXACT, SMALL, agree, prompts, table, vllm_of
 from tests.unit import spmd
 from tests.unit.engines import three_d
 
@@ -80,8 +80,7 @@ def said(group: dist.ProcessGroup, case: Case, spec: ModelSpec) -> Said:
     else:
         seat = three_d.seat(group, case.layout)
         source = MegatronEngine(spec, seat=seat)
-    engine = generation_engine(spec, source, seat=seat, ends=generating.ends(5), config=case.config)
-    assert isinstance(engine, VLLMEngine)
+    engine = vllm_of(source, spec, case.config, seat=seat, end=[5])
     for one in engine._groups._coordinators:
         for theirs in (one.cpu_group, one.device_group):
             assert dist.get_process_group_ranks(theirs) == one.ranks
@@ -96,9 +95,7 @@ def said(group: dist.ProcessGroup, case: Case, spec: ModelSpec) -> Said:
 def expected(spec: ModelSpec, directory: Path) -> tuple[list[dict[str, TensorDict]], Tensor]:
     """Answers of one rank, and log-probabilities of the model after the step."""
     source = FSDPEngine(spec)
-    seat = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
-    engine = generation_engine(spec, source, seat=seat, ends=generating.ends(5), config=SMALL)
-    assert isinstance(engine, VLLMEngine)
+    engine = vllm_of(source, spec, end=[5])
     found = [answers(engine)]
     generating.learn(source, prompts([5, 3]))
     found.append(answers(engine))

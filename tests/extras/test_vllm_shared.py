@@ -11,9 +11,8 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
 
-from rlhf_lightning.engines import VLLM, generation_engine
+from rlhf_lightning.engines import VLLM
 from rlhf_lightning.engines.megatron.engine import MegatronEngine
-from rlhf_lightning.engines.vllm.engine import VLLMEngine
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.functional.aggregate import Counts
 from rlhf_lightning.parallel import Generation, ParallelLayout
@@ -21,7 +20,7 @@ from rlhf_lightning.parallel.reshard import reshard
 from rlhf_lightning.parallel.weights import Weights
 from rlhf_lightning.spec import ModelSpec, Sampling
 from tests.extras import generating
-from tests.extras.generating import SMALL, prompts, table
+from tests.extras.generating import SMALL, prompts, table, vllm_of
 from tests.unit import spmd
 from tests.unit.engines import three_d
 
@@ -73,8 +72,7 @@ def ppo_step(engine: MegatronEngine, rows: TensorDict) -> None:
 def told(group: dist.ProcessGroup, spec: ModelSpec, layout: ParallelLayout, config: VLLM) -> Told:
     seat = three_d.seat(group, layout)
     source = MegatronEngine(spec, seat=seat)
-    engine = generation_engine(spec, source, seat=seat, ends=generating.ends(5), config=config)
-    assert isinstance(engine, VLLMEngine)
+    engine = vllm_of(source, spec, config, seat=seat, end=[5])
     ours, theirs = list(source.shards.values()), list(engine._model.parameters())
     seen: list[tuple[dict[int, int], dict[int, int]]] = []
     step = engine._engine.step

@@ -18,29 +18,21 @@ from vllm.distributed import parallel_state
 from vllm.v1.engine import core
 from vllm.v1.request import Request
 
-from rlhf_lightning.engines import VLLM, FSDPEngine, generation_engine
+from rlhf_lightning.engines import VLLM, FSDPEngine
 from rlhf_lightning.engines.sampling import uniform
 from rlhf_lightning.engines.vllm.engine import VLLMEngine, _Logits
 from rlhf_lightning.engines.vllm.memory import release_pages
 from rlhf_lightning.engines.vllm.requests import RunningRequests, _row
-from rlhf_lightning.parallel import ParallelLayout, Seat
 from rlhf_lightning.spec import ModelSpec, Sampling
 from rlhf_lightning.workers import Actor, Generator
 from tests.extras import generating
-from tests.extras.generating import EXACT, SMALL, TOKENIZER, agree, prompts, table
+from tests.extras.generating import EXACT, SMALL, TOKENIZER, agree, prompts, table, vllm_of
 from tests.unit.parallel.memory import resident_bytes
 
 BLOCK = 128
 """Tokens in a block of vLLM's prefix cache on a CPU: a shorter prompt is never found in it."""
 SEQUENCES = prompts([2 * BLOCK + 9, 40])
 DRAWN = Sampling(max_new_tokens=8)
-
-
-def vllm_of(source: FSDPEngine, spec: ModelSpec, config: VLLM) -> VLLMEngine:
-    seat = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
-    engine = generation_engine(spec, source, seat=seat, ends=generating.ends(), config=config)
-    assert isinstance(engine, VLLMEngine)
-    return engine
 
 
 class Watched(FSDPEngine):
@@ -258,7 +250,7 @@ def test_an_actor_takes_its_vllm_along_and_a_copy_keeps_it(
 
 def test_bfloat16_weights_follow_too(spec: ModelSpec) -> None:
     source = FSDPEngine(replace(spec, dtype="bfloat16"))
-    engine = vllm_of(source, replace(spec, dtype="bfloat16"), SMALL)
+    engine = vllm_of(source, replace(spec, dtype="bfloat16"))
     for _ in range(2):
         generating.learn(source, prompts([5, 3]))
         answers = engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
@@ -300,7 +292,7 @@ def test_it_sleeps_at_first_and_leaves_the_process_as_it_was(
     environment = dict(os.environ)
     groups = {name: vars(parallel_state)[name] for name in ("_WORLD", "_TP", "_PP", "_DP")}
     state, draw = torch.get_rng_state(), random.getstate()
-    engine = vllm_of(FSDPEngine(spec), spec, SMALL)
+    engine = vllm_of(FSDPEngine(spec), spec)
     assert engine._asleep
     engine.generate(table(SEQUENCES), sampling=DRAWN, seed=1)
     engine.close()
@@ -314,7 +306,7 @@ def test_it_sleeps_at_first_and_leaves_the_process_as_it_was(
 
 
 def test_the_world_is_not_vllms_to_end(awake: tuple[Watched, VLLMEngine], spec: ModelSpec) -> None:
-    world, other = dist.group.WORLD, vllm_of(FSDPEngine(spec), spec, SMALL)
+    world, other = dist.group.WORLD, vllm_of(FSDPEngine(spec), spec)
     clean = core.cleanup_dist_env_and_memory
     other.close()
     assert dist.group.WORLD is world is not None
@@ -327,7 +319,7 @@ def test_what_sleeps_wakes_up_before_it_ends(
     spec: ModelSpec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, room: bool
 ) -> None:
     """On a GPU vLLM cannot free what is not mapped. A CPU's worker is asked the same, and does nothing."""
-    engine, asked = vllm_of(FSDPEngine(spec), spec, SMALL), list[str]()
+    engine, asked = vllm_of(FSDPEngine(spec), spec), list[str]()
     worker = engine._engine.model_executor.driver_worker.worker
 
     def noting(name: str, do: Callable[..., object]) -> Callable[..., object]:

@@ -24,9 +24,10 @@ from rlhf_lightning.engines.huggingface.adapters import saved_lora
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import LoRA, ModelSpec
 from rlhf_lightning.workers import Actor, Settings
-from tests.ranks.test_adapters import LORA, adapted, masters, outputs, step
+from tests.ranks.test_adapters import LORA, adapted, outputs
 from tests.unit import spmd
 from tests.unit.engines import tiny
+from tests.unit.engines.tiny import masters, step
 
 OPTIONS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -160,10 +161,7 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "another kind": (lambda at: edited(at, peft_type="IA3"), "of the kind IA3, not LORA. Merge them into"),
     "another scale": (lambda at: edited(at, use_rslora=True), "have use_rslora=True, and here they are W"),
-    "layers again": (
-        lambda at: edited(at, layer_replication=[[0, 1]]),
-        "have layer_replication=.*Merge",
-    ),
+    "layers again": (lambda at: edited(at, layer_replication=[[0, 1]]), "have layer_replication=.*Merge"),
     "several ranks": (lambda at: edited(at, rank_pattern={"q": 1}), "have rank_pattern={'q': 1}, and here"),
     "another base": (
         lambda at: edited(at, init_lora_weights="pissa_niter_4"),

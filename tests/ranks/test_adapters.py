@@ -12,7 +12,6 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from tensordict import TensorDict
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, Native, NativeGenerator, check_adapters
@@ -24,7 +23,7 @@ from rlhf_lightning.spec import LoRA, ModelSpec, Sampling
 from tests.unit import spmd
 from tests.unit.engines import tiny
 from tests.unit.engines.decoders import decoder
-from tests.unit.engines.tiny import Fit
+from tests.unit.engines.tiny import Fit, masters, step
 
 SAME = 1e-6
 LORA = LoRA(rank=3, alpha=6.0)
@@ -52,22 +51,8 @@ def adapted(path: Path, *, dtype: tiny.Dtype = "float32", lora: LoRA = LORA) -> 
     return replace(tiny.spec(path, dtype=dtype), lora=lora, init_seed=4)
 
 
-def step(engine: FSDPEngine, group: dist.ProcessGroup | None = None) -> dict[str, float]:
-    rows = tiny.rows() if group is None else tiny.rows()[group.rank() :: group.size()]
-    engine.accumulate(rows, Fit(), tiny.counts(), temperature=1.0)
-    return engine.optimizer_step()
-
-
-def whole(tensor: Tensor) -> Tensor:
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
-
-
 def outputs(engine: FSDPEngine) -> TensorDict:
     return engine.infer(tiny.rows(), temperature=1.0)
-
-
-def masters(engine: FSDPEngine) -> dict[str, Tensor]:
-    return {name: whole(weight) for name, weight in engine._weights.masters.items()}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -19,21 +19,13 @@ from rlhf_lightning.controller import connection
 from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.engines import FSDPEngine, Head
 from rlhf_lightning.spec import ModelSpec
-from tests.unit.rlhf import Rlhf
+from tests.unit.rlhf import FIT, SHORT, Rlhf
 
+pytestmark = pytest.mark.usefixtures("in_own_directory")
 SLACK_S = 5.0
 """What a command takes at most, on a busy machine, before it has said what is wrong."""
 MAP = ("map", "--algo", "ppo", "--model", "llama-7b", "--devices", "8")
-FIT = ("fit", "--algo", "ppo")
-SHORT = ("--data.num_rows", "200", "--data.num_val_rows", "8")
 QUESTIONS = (*FIT, "--data", "promptdata", "--data.path", "rows.jsonl", "--data.prompt_field", "question")
-
-
-@pytest.fixture(autouse=True)
-def directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The present directory of each test."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def write_rows(*broken: str, count: int = 40) -> None:
@@ -56,10 +48,7 @@ def copy_model(*, without: str = "") -> Path:
         ),
         (
             (*FIT, "--strategy", "splitt"),
-            (
-                "--strategy splitt",
-                "nemo-aligner, one-step-off, openrlhf, pipelined, split, standalone",
-            ),
+            ("--strategy splitt", "nemo-aligner, one-step-off, openrlhf, pipelined, split, standalone"),
         ),
         ((*FIT, "--data", "promtdata"), ("--data promtdata", "promptdata")),
         (("fit", "--algo", "nowhere.Mine"), ("nowhere.Mine", "No module named 'nowhere'")),
@@ -277,10 +266,7 @@ def test_a_checkpoint_that_is_not_there(rlhf: Rlhf) -> None:
         (("fit", "--algo.actor.sampling.help", "--algo=dapo"), ("--algo.actor.sampling.top_p",)),
         (("fit", "--strategy.help", "split", "--strategy.settings.help"), ("--strategy.settings.engine",)),
         (("map", "--help"), ("usage: rlhf map", "--hardware")),
-        (
-            ("export", "--help"),
-            ("CHECKPOINT OUT [ROLE]", "a Hugging Face directory", "only the adapters"),
-        ),
+        (("export", "--help"), ("CHECKPOINT OUT [ROLE]", "a Hugging Face directory", "only the adapters")),
     ],
     ids=" ".join,
 )

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.rlhf import Rlhf
+from tests.unit.rlhf import SHORT, Rlhf
 
+pytestmark = pytest.mark.usefixtures("in_own_directory")
 PAIR = {
     "prompt": "What? ",
     "chosen": "this",
@@ -19,12 +20,6 @@ PAIR = {
 }
 BFLOAT16 = ("--algo.actor.recompute_log_probs", "false", "--algo.actor.dtype", "bfloat16")
 FIT = ("fit", "--strategy", "local", "--trainer.max_steps", "1", "--trainer.logger", "false")
-SHORT = ("--data.num_rows", "200", "--data.num_val_rows", "8")
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def write(**changes: object) -> str:

@@ -25,15 +25,9 @@ from rlhf_lightning.spec import CHECKPOINT, ModelSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor
 from tests.logged import csv_file
-from tests.unit.rlhf import Rlhf
+from tests.unit.rlhf import FIT, SHORT, Rlhf
 
-FIT = ("fit", "--algo", "ppo")
-SHORT = ("--data.num_rows", "200", "--data.num_val_rows", "8")
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_own_directory")
 
 
 @pytest.fixture(scope="module")

@@ -13,17 +13,9 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from rlhf_lightning import cli, entry
 from rlhf_lightning.controller.connection import TERMINATED
-from tests.unit.rlhf import Rlhf
+from tests.unit.rlhf import FIT, SHORT, Rlhf
 
-FIT = ("fit", "--algo", "ppo")
-SHORT = ("--data.num_rows", "200", "--data.num_val_rows", "8")
-
-
-@pytest.fixture(autouse=True)
-def directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The present directory of each test."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("in_own_directory")
 
 
 @pytest.mark.parametrize(
@@ -32,13 +24,7 @@ def directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ((*FIT, "--trainer.devices", "2"), ("--trainer.devices 2", "them: --strategy.devices N.")),
         ((*FIT, "--trainer.precision", "bf16"), ("--trainer.precision", "--algo.actor.dtype bfloat16")),
         ((*FIT, "--trainer.strategy", "ddp"), ("--trainer.strategy", "--strategy NAME")),
-        (
-            (
-                *FIT,
-                "--trainer.accelerator=gpu",
-            ),
-            ("--trainer.accelerator=gpu", "leave the option out"),
-        ),
+        ((*FIT, "--trainer.accelerator=gpu"), ("--trainer.accelerator=gpu", "leave the option out")),
         (
             (*FIT, "--trainer.barebones", "true"),
             ("--trainer.barebones", "false --trainer.enable_progress_bar false."),

@@ -11,6 +11,7 @@ import yaml  # type: ignore[import-untyped]
 from rlhf_lightning.names import choices
 from tests.unit.rlhf import Rlhf
 
+pytestmark = pytest.mark.usefixtures("in_own_directory")
 CALLBACKS = ("--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.every_n_train_steps=50")
 TEXTS = ("--algo.actor.sampling.stop_strings", r"""['</a>', 'x: y', "it's", '\n\nHuman:', 'null', '12']""")
 SIGNS = ("--algo.actor.sampling.stop_strings", r"""["\U0001F600 é\u2028\x85\uFEFF\x7f", "\x9b\uE000"]""")
@@ -32,11 +33,6 @@ def same_again(rlhf: Rlhf, *words: str) -> None:
     code, second, err = rlhf.run("fit", "-c", "mine.yaml", "--print_config")
     assert code == 0, err
     assert second == first
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(

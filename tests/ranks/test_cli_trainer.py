@@ -11,18 +11,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import WandbLogger
 
 from rlhf_lightning.callbacks import LastCheckpoint
-from tests.unit.rlhf import Rlhf
+from tests.unit.rlhf import FIT, SHORT, Rlhf
 
-FIT = ("fit", "--algo", "ppo")
-SHORT = ("--data.num_rows", "200", "--data.num_val_rows", "8")
+pytestmark = pytest.mark.usefixtures("in_own_directory")
 WANDB = ("--trainer.logger", "WandbLogger", "--trainer.logger.offline", "true")
-
-
-@pytest.fixture(autouse=True)
-def directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The present directory of each test."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 class StartedError(Exception):

@@ -12,13 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_lightning.data import (
-    CompletionData,
-    MixedData,
-    PromptData,
-    RowBatch,
-    load_tokenizer,
-)
+from rlhf_lightning.data import CompletionData, MixedData, PromptData, RowBatch, load_tokenizer
 
 Numbered = Callable[[int], Path]
 STEPS = 9

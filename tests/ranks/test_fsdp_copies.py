@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, optimizer
 from rlhf_lightning.engines.fsdp.mesh import model_mesh
@@ -17,7 +16,7 @@ from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec
 from tests.unit import spmd
 from tests.unit.engines import tiny
-from tests.unit.engines.tiny import Dtype, Fit
+from tests.unit.engines.tiny import Dtype, Fit, flat, step
 
 
 def engine_of(
@@ -29,26 +28,15 @@ def engine_of(
     return FSDPEngine(spec, head=head, group=group, config=config)
 
 
-def step(engine: FSDPEngine, group: dist.ProcessGroup | None) -> list[float]:
-    rows = tiny.rows() if group is None else tiny.rows()[group.rank() :: group.size()]
-    engine.accumulate(rows, Fit(), tiny.counts(), temperature=1.0)
-    return list(engine.optimizer_step().values())
-
-
-def weights(engine: FSDPEngine) -> Tensor:
-    masters = (p.full_tensor() if isinstance(p, DTensor) else p for p in engine._weights.masters.values())
-    return torch.cat([master.detach().flatten() for master in masters])
-
-
 def trained(
     group: dist.ProcessGroup | None, spec: ModelSpec, head: Head, config: FSDP
 ) -> tuple[list[list[float]], Tensor, Tensor, int]:
     """Three steps: what they report, the weights, those of the gathered module, and bytes of the moments."""
     engine = engine_of(group, spec, config, head)
-    reports = [step(engine, group) for _ in range(3)]
+    reports = [list(step(engine, group).values()) for _ in range(3)]
     with engine.gathered() as module:
         vector = torch.cat([p.flatten() for p in module.parameters()])
-    return reports, weights(engine), vector, engine.memory()["optimizer"]
+    return reports, flat(engine), vector, engine.memory()["optimizer"]
 
 
 def with_shards(
@@ -79,9 +67,9 @@ def saved(group: dist.ProcessGroup, spec: ModelSpec, directory: Path, shard: int
     step(engine, group)
     engine.save(directory / "checkpoint")
     engine.export(directory / "export")
-    before = weights(engine)
+    before = flat(engine)
     step(engine, group)
-    return before, weights(engine)
+    return before, flat(engine)
 
 
 def continued(
@@ -89,9 +77,9 @@ def continued(
 ) -> tuple[Tensor, Tensor]:
     engine = engine_of(group, spec, FSDP(shard=shard))
     engine.load(directory / "checkpoint")
-    before = weights(engine)
+    before = flat(engine)
     step(engine, group)
-    return before, weights(engine)
+    return before, flat(engine)
 
 
 @pytest.mark.parametrize("shard", [1, 2])
@@ -138,7 +126,7 @@ def uneven(
         engine.infer(rows, temperature=1.0)
         engine.accumulate(rows, Fit(), tiny.counts(), temperature=1.0)
         reports.append(list(engine.optimizer_step().values()))
-    return weights(engine), reports
+    return flat(engine), reports
 
 
 @pytest.mark.parametrize(
@@ -150,12 +138,12 @@ def test_copies_with_different_numbers_of_micro_batches_stay_equal(
 ) -> None:
     spec = tiny.spec(paths["lm"])
     alone = FSDPEngine(replace(spec, dtype=dtype), config=FSDP(max_tokens_per_micro_batch=20))
-    reports = [step(alone, None) for _ in range(3)]
+    reports = [list(step(alone).values()) for _ in range(3)]
     ranks = spmd.run(3, uneven, spec, bucket_bytes, dtype)
     torch.testing.assert_close(
         torch.tensor(ranks[0][1]), torch.tensor(reports), rtol=max(1e-5, apart), atol=0
     )
-    torch.testing.assert_close(ranks[0][0], weights(alone), rtol=0, atol=apart)
+    torch.testing.assert_close(ranks[0][0], flat(alone), rtol=0, atol=apart)
     for found, _ in ranks[1:]:
         assert torch.equal(found, ranks[0][0])
 
@@ -172,7 +160,7 @@ def norm(group: dist.ProcessGroup, spec: ModelSpec) -> float:
 
 def test_copies_clip_by_one_norm(paths: dict[str, Path]) -> None:
     spec = tiny.spec(paths["lm"])
-    alone = step(FSDPEngine(spec), None)[0]
+    alone = step(FSDPEngine(spec))["grad_norm"]
     found = spmd.run(4, norm, spec)
     assert len(set(found)) == 1
     assert found[0] == pytest.approx(alone * 2.5**0.5, rel=1e-5)  # half of 1 and half of 2 squared

@@ -20,21 +20,9 @@ from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.workers import Reference
 from tests.unit import spmd
 from tests.unit.engines import tiny
-from tests.unit.engines.tiny import Fit, Guarded
+from tests.unit.engines.tiny import Fit, Guarded, flat, gradients, masters
 
 SAME = 1e-6
-
-
-def whole(tensor: Tensor) -> Tensor:
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
-
-
-def gradients(engine: FSDPEngine) -> dict[str, Tensor]:
-    return {name: whole(p.grad) for name, p in engine._weights.masters.items() if p.grad is not None}
-
-
-def weights(engine: FSDPEngine) -> dict[str, Tensor]:
-    return {name: whole(p) for name, p in engine._weights.masters.items()}
 
 
 def own(group: dist.ProcessGroup | None, share: Callable[[int], list[int]] | None = None) -> list[int]:
@@ -118,8 +106,7 @@ def trained(group: dist.ProcessGroup | None, spec: ModelSpec, head: Head = "lm")
     assert {type(p) for p in engine._weights.masters.values()} <= {torch.nn.Parameter, DTensor}
     again = engine.infer(rows, temperature=1.0)
     assert all(torch.equal(again[name], outputs[name]) for name in sorted(outputs.keys()))
-    flat = torch.cat([w.flatten() for w in weights(engine).values()])
-    return torch.tensor(reports), flat, outputs[next(iter(outputs.keys()))], hidden.float(), vector
+    return torch.tensor(reports), flat(engine), outputs[next(iter(outputs.keys()))], hidden.float(), vector
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -172,10 +159,10 @@ def test_a_model_that_nothing_trains_is_held_once(paths: dict[str, Path]) -> Non
     path = str(paths["lm"])
     frozen = spmd.run(2, scored, Reference(path=path, dtype="bfloat16"))
     trained = spmd.run(2, scored, ModelSpec(path=path, dtype="bfloat16"))
-    for (found, held, weights), (expected, other, masters) in zip(frozen, trained, strict=True):
+    for (found, held, weights), (expected, other, theirs) in zip(frozen, trained, strict=True):
         assert torch.equal(found, expected)
         assert held["parameters"] == other["parameters"] // 2
-        assert torch.equal(weights, masters.bfloat16().float())
+        assert torch.equal(weights, theirs.bfloat16().float())
 
 
 def checkpointed(group: dist.ProcessGroup, spec: ModelSpec) -> tuple[float, float]:
@@ -205,7 +192,7 @@ def gathered_first(group: dist.ProcessGroup, spec: ModelSpec) -> dict[str, Tenso
 
 
 def test_a_model_can_be_gathered_before_it_has_computed(paths: dict[str, Path]) -> None:
-    expected = weights(FSDPEngine(tiny.spec(paths["lm"])))
+    expected = masters(FSDPEngine(tiny.spec(paths["lm"])))
     for found in spmd.run(2, gathered_first, tiny.spec(paths["lm"])):
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in expected)

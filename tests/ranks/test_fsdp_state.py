@@ -20,19 +20,7 @@ from rlhf_lightning.spec import ModelSpec
 from tests.embedded_model import build_byte_tokenizer
 from tests.unit import spmd
 from tests.unit.engines import tiny
-from tests.unit.engines.tiny import Fit
-
-
-def step(engine: FSDPEngine, group: dist.ProcessGroup | None = None) -> dict[str, float]:
-    rows = tiny.rows() if group is None else tiny.rows()[group.rank() :: group.size()]
-    engine.accumulate(rows, Fit(), tiny.counts(), temperature=1.0)
-    return engine.optimizer_step()
-
-
-def weights(engine: FSDPEngine) -> Tensor:
-    """All masters, whole."""
-    masters = (p.full_tensor() if isinstance(p, DTensor) else p for p in engine._weights.masters.values())
-    return torch.cat([master.detach().flatten() for master in masters])
+from tests.unit.engines.tiny import Fit, flat, step
 
 
 def two_saved_one(group: dist.ProcessGroup, spec: ModelSpec, directory: Path) -> tuple[Tensor, Tensor]:
@@ -41,18 +29,18 @@ def two_saved_one(group: dist.ProcessGroup, spec: ModelSpec, directory: Path) ->
     step(engine, group)
     step(engine, group)
     engine.save(directory)
-    saved = weights(engine)
+    saved = flat(engine)
     step(engine, group)
-    return saved, weights(engine)
+    return saved, flat(engine)
 
 
 def loaded_one(group: dist.ProcessGroup | None, spec: ModelSpec, directory: Path) -> tuple[Tensor, Tensor]:
     """Weights as read, and a step later."""
     engine = FSDPEngine(spec, group=group)
     engine.load(directory)
-    read = weights(engine)
+    read = flat(engine)
     step(engine, group)
-    return read, weights(engine)
+    return read, flat(engine)
 
 
 def test_a_checkpoint_of_two_ranks_continues_on_one_two_and_four(
@@ -102,9 +90,9 @@ def test_a_checkpoint_holds_safetensors_and_json_and_nothing_is_unpickled(
         for name in names:
             monkeypatch.setattr(module, name, refuse)
     fresh.load(tmp_path / "checkpoint")
-    assert torch.equal(weights(fresh), weights(engine))
+    assert torch.equal(flat(fresh), flat(engine))
     assert step(fresh) == step(engine)
-    assert torch.equal(weights(fresh), weights(engine))
+    assert torch.equal(flat(fresh), flat(engine))
 
 
 def test_a_checkpoint_without_a_step_loads_where_steps_were_made(
@@ -114,9 +102,9 @@ def test_a_checkpoint_without_a_step_loads_where_steps_were_made(
     fresh.save(tmp_path)
     step(used)
     used.load(tmp_path)
-    assert torch.equal(weights(used), weights(fresh))
+    assert torch.equal(flat(used), flat(fresh))
     assert step(used) == step(fresh)
-    assert torch.equal(weights(used), weights(fresh))
+    assert torch.equal(flat(used), flat(fresh))
 
 
 def test_a_checkpoint_of_several_files_is_read_whole(
@@ -139,13 +127,13 @@ def test_a_checkpoint_replaces_one_of_more_ranks(paths: dict[str, Path], tmp_pat
     step(engine)
     engine.save(tmp_path)
     assert len(list(tmp_path.glob("*.safetensors"))) == 1
-    assert torch.equal(loaded_one(None, spec, tmp_path)[0], weights(engine))
+    assert torch.equal(loaded_one(None, spec, tmp_path)[0], flat(engine))
 
 
 def test_wrong_checkpoints_are_refused(paths: dict[str, Path], tmp_path: Path) -> None:
     engine = FSDPEngine(tiny.spec(paths["lm"]))
     step(engine)
-    before = weights(engine)
+    before = flat(engine)
     with pytest.raises(ValueError, match=r"holds no checkpoint, engine.json is missing"):
         engine.load(tmp_path)
     FSDPEngine(tiny.spec(paths["wide"])).save(tmp_path)
@@ -156,7 +144,7 @@ def test_wrong_checkpoints_are_refused(paths: dict[str, Path], tmp_path: Path) -
         (tmp_path / "engine.json").write_text(json.dumps(state))
         with pytest.raises(ValueError, match=message):
             engine.load(tmp_path)
-    assert torch.equal(weights(engine), before)
+    assert torch.equal(flat(engine), before)
     assert engine.memory()["optimizer"] > 0
 
 
@@ -193,7 +181,7 @@ def exported(group: dist.ProcessGroup | None, spec: ModelSpec, head: Head, direc
     engine = FSDPEngine(spec, head=head, group=group)
     step(engine, group)
     engine.export(directory)
-    return weights(engine)
+    return flat(engine)
 
 
 def test_weights_come_without_the_optimizer(paths: dict[str, Path], tmp_path: Path) -> None:
@@ -201,10 +189,10 @@ def test_weights_come_without_the_optimizer(paths: dict[str, Path], tmp_path: Pa
     step(engine, None)
     engine.save(tmp_path)
     fresh.load(tmp_path, trained=False)
-    assert torch.equal(weights(fresh), weights(engine))
+    assert torch.equal(flat(fresh), flat(engine))
     assert fresh.memory()["optimizer"] == 0
     step(engine, None)
-    assert not torch.equal(weights(fresh), weights(engine))
+    assert not torch.equal(flat(fresh), flat(engine))
 
 
 def rested(group: dist.ProcessGroup | None, spec: ModelSpec, *, frees: bool) -> tuple[Tensor, Tensor]:
@@ -221,7 +209,7 @@ def rested(group: dist.ProcessGroup | None, spec: ModelSpec, *, frees: bool) -> 
         if rests:
             away(engine)
         engine.optimizer_step()
-        found.append(weights(engine))
+        found.append(flat(engine))
     return found[0], found[1]
 
 
@@ -272,7 +260,7 @@ def test_training_continues_after_every_part_was_away(
 
 def test_memory_counts_what_is_there(paths: dict[str, Path]) -> None:
     engine = FSDPEngine(tiny.spec(paths["lm"]))
-    size = 4 * len(weights(engine))
+    size = 4 * len(flat(engine))
     assert engine.memory() == {"parameters": size, "gradients": 0, "optimizer": 0, "host": 0}
     engine.accumulate(tiny.rows(), Fit(), tiny.counts(), temperature=1.0)
     assert engine.memory()["gradients"] == size

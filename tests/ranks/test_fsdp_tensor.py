@@ -149,12 +149,7 @@ def trained(place: Place, specs: dict[str, ModelSpec], config: FSDP) -> dict[str
 
 @pytest.mark.parametrize(
     ("world", "config", "names"),
-    [
-        (2, LAZY, ["olmo", "critic"]),
-        (2, EAGER, ["qwen3"]),
-        (4, LAZY, ["qwen2"]),
-        (4, EAGER, ["llama"]),
-    ],
+    [(2, LAZY, ["olmo", "critic"]), (2, EAGER, ["qwen3"]), (4, LAZY, ["qwen2"]), (4, EAGER, ["llama"])],
 )
 def test_divided_layers_learn_what_whole_ones_do(
     specs: dict[str, ModelSpec], world: int, config: FSDP, names: list[str]

@@ -7,10 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlhf_lightning.engines.packed.log_probs import (
-    likeliest_words,
-    token_log_probs,
-)
+from rlhf_lightning.engines.packed.log_probs import likeliest_words, token_log_probs
 from tests.unit import spmd
 
 TOKENS, RANKS, SHARD = 5, 4, 3

@@ -262,12 +262,7 @@ def test_recomputation_recomputes_and_a_step_without_a_number_is_left_out(
 @pytest.mark.parametrize(
     ("model", "layout", "chunks", "message"),
     [
-        (
-            "qwen",
-            ParallelLayout(t=3),
-            1,
-            r"t=3\): t does not divide the 4 attention heads. .* t=2 or 4",
-        ),
+        ("qwen", ParallelLayout(t=3), 1, r"t=3\): t does not divide the 4 attention heads. .* t=2 or 4"),
         ("qwen", ParallelLayout(t=8), 1, r"t=8\): t does not divide .* Try train t=4\."),
         ("qwen", ParallelLayout(p=4), 1, r"p=4 stages of 1 chunks for 3 layers.* Try p=3"),
         ("qwen", ParallelLayout(p=2), 2, r"p=2 stages of 2 chunks for 3 layers.* Try chunks=1"),

@@ -27,12 +27,7 @@ class Noting(Callback):
         self.seen: Batches = []
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: object,
-        batch: RowBatch,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: RowBatch, batch_idx: int
     ) -> None:
         ids = batch["ptx"]["row_ids"].tolist() if "ptx" in batch else []
         self.seen.append((batch["row_ids"].tolist(), ids))

@@ -197,15 +197,9 @@ def test_refused_apart(rlhf: Rlhf, words: tuple[str, ...], says: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            ("--apart", "1,2,4", "--rule", "vanilla"),
-            "--rule vanilla: nothing reads it with --apart. Leave",
-        ),
+        (("--apart", "1,2,4", "--rule", "vanilla"), "--rule vanilla: nothing reads it with --apart. Leave"),
         (("--apart", "1,2,4", "--picture", "x.svg"), "--picture x.svg: nothing reads it with --apart."),
-        (
-            ("--generate", "1,2", "--devices-per-node", "4"),
-            "--devices-per-node 4: nothing reads it with --",
-        ),
+        (("--generate", "1,2", "--devices-per-node", "4"), "--devices-per-node 4: nothing reads it with --"),
     ],
 )
 def test_what_nothing_reads_is_refused(rlhf: Rlhf, words: tuple[str, ...], said: str) -> None:

@@ -156,11 +156,7 @@ class StartedAhead(OneStepOff):
     ("group_size", "max_staleness", "says"),
     [
         (2, 3, "started"),
-        (
-            2,
-            1,
-            r"strategy\.max_staleness=1: .* with 2, .* 8 rows .*Type --strategy\.max_staleness 2\.",
-        ),
+        (2, 1, r"strategy\.max_staleness=1: .* with 2, .* 8 rows .*Type --strategy\.max_staleness 2\."),
         (4, 3, r"algo\.group_size=4: .* written with 2, .* Type --algo\.group_size 2\."),
     ],
 )

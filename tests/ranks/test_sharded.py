@@ -120,11 +120,7 @@ class Case:
         at = layout.coordinate(0)._replace(p=p, t=t)
         parameters = dict(whole(self.kind).named_parameters(remove_duplicate=False))
         return generation_shard(
-            self.conversion,
-            parameters.__getitem__,
-            layout=layout,
-            stages=self.stages,
-            rank=layout.rank(at),
+            self.conversion, parameters.__getitem__, layout=layout, stages=self.stages, rank=layout.rank(at)
         )
 
     def decoder(self) -> ShardedDecoder:

@@ -141,10 +141,7 @@ def changed(**options: object) -> tuple[PreTrainedModel, ShardedDecoder]:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1},
-        {"hidden_act": "gelu"},
-    ],
+    [{"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}, {"hidden_act": "gelu"}],
     ids=["windows", "activation"],
 )
 def test_it_computes_what_the_configuration_says(options: dict[str, object]) -> None:

@@ -58,8 +58,7 @@ def test_a_step_that_asks_twice_cannot_be_a_batch_ahead() -> None:
     strategy.after_step()
     generate(callers["actor"], rows)
     with pytest.raises(
-        ValueError,
-        match=r"^generate_sequences: it is called a second time .* count.* openrlhf,.*`older: Opp",
+        ValueError, match=r"^generate_sequences: it is called a second time .* count.* openrlhf,.*`older: Opp"
     ):
         generate(callers["actor"], rows.take([0, 1]))
 

@@ -60,10 +60,7 @@ def rows() -> TensorDict:
 @contextmanager
 def generating(model: Path, device: torch.device, config: Native) -> Iterator[NativeGenerator]:
     ends = Ends(pad_token_id=0, eos_token_ids=(), tokenizer=load_tokenizer("embedded"))
-    with (
-        pretended(),
-        FSDPEngine(tiny.spec(model), device=device).generating() as decoder,
-    ):
+    with pretended(), FSDPEngine(tiny.spec(model), device=device).generating() as decoder:
         yield NativeGenerator(decoder, device=device, ends=ends, config=config)
 
 

@@ -110,10 +110,7 @@ def write_held(directory: Path, model: Path, held: Doing) -> Path:
     }
     config = {
         "algo": {"class_path": "tests.ray.held.Held", "init_args": {"actor": actor}},
-        "data": {
-            "class_path": "taskdata",
-            "init_args": {"num_rows": 8, "num_val_rows": 2, "batch_size": 4},
-        },
+        "data": {"class_path": "taskdata", "init_args": {"num_rows": 8, "num_val_rows": 2, "batch_size": 4}},
         "trainer": {
             "max_steps": 1,
             "default_root_dir": str(directory),

@@ -75,11 +75,7 @@ class Watch(Callback):
     ids=lambda sizes: "".join(map(str, sizes)),
 )
 def test_parameters_are_those_of_one_device(
-    one: Parameters,
-    algorithm: PPO,
-    train: tuple[int, int, int],
-    generate: tuple[int, int],
-    tmp_path: Path,
+    one: Parameters, algorithm: PPO, train: tuple[int, int, int], generate: tuple[int, int], tmp_path: Path
 ) -> None:
     p, t, d = train
     watch = Watch()

@@ -29,9 +29,7 @@ def tensor() -> HybridEngine3D:
 
 
 @pytest.mark.parametrize(
-    "strategy",
-    [Colocated(devices=2), tensor(), OpenRLHF(devices=3)],
-    ids=["data", "tensor", "apart"],
+    "strategy", [Colocated(devices=2), tensor(), OpenRLHF(devices=3)], ids=["data", "tensor", "apart"]
 )
 def test_turns_are_those_of_one_process(
     alone: tuple[list[Batch], list[str]], strategy: Strategy, tiny: Path, tmp_path: Path, cluster: str

@@ -11,6 +11,8 @@ import ray
 from rlhf_lightning import entry
 
 ERROR = "rlhf: error: "
+FIT = ("fit", "--algo", "ppo")
+SHORT = ("--data.num_rows", "200", "--data.num_val_rows", "8")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,11 +87,7 @@ def _rank(
         torch.set_num_threads(1)
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group(
-            "gloo",
-            init_method=f"file://{store}",
-            rank=rank,
-            world_size=world,
-            timeout=timedelta(seconds=30),
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=30)
         )
         group = dist.group.WORLD
         assert group is not None

@@ -12,10 +12,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import (
-    AutoConfig,
-    AutoModelForSequenceClassification,
-)
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
 from rlhf_lightning.algos import PPO, RewardModel, SafeRLHF
@@ -146,11 +143,7 @@ def test_nothing_to_validate_on_and_nobody_to_answer(tmp_path: Path) -> None:
             PPO(reference=Reference(lora=LoRA(rank=4))),
             "reference.lora: this model is not trained. Leave it out.",
         ),
-        (
-            HybridEngine3D(devices=3, parallel=Parallel3D(roles={"critic": Sizes(t=3)})),
-            PPO(),
-            "t=3",
-        ),
+        (HybridEngine3D(devices=3, parallel=Parallel3D(roles={"critic": Sizes(t=3)})), PPO(), "t=3"),
         (
             Colocated(devices=1),
             PPO(critic=Critic(lora=LoRA(rank=4, target_modules=("foo",)))),
@@ -273,10 +266,7 @@ class Speaking(RLHFAlgorithm):
         ),
         (Several, "Several.judges holds roles in a tuple, where nothing places them. Give each a field"),
         (Named, "Named.judges holds roles in a dict, where nothing places them."),
-        (
-            Empty,
-            "Empty has no field with a model to train, such as `actor`. A constructor of its own calls",
-        ),
+        (Empty, "Empty has no field with a model to train, such as `actor`. A constructor of its own calls"),
         (
             lambda: PPO(reference=Reference(optimizer=OptimizerSpec(lr=1e-3))),
             "reference.optimizer: nothing trains this model, so nothing reads it. Leave it out.",

@@ -13,17 +13,7 @@ from torch import Tensor
 
 from rlhf_lightning import algos
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.algos import (
-    DPO,
-    GRPO,
-    KTO,
-    PPO,
-    SFT,
-    ProcessRewardModel,
-    RewardModel,
-    SafeRLHF,
-    SimPO,
-)
+from rlhf_lightning.algos import DPO, GRPO, KTO, PPO, SFT, ProcessRewardModel, RewardModel, SafeRLHF, SimPO
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import (
     CompletionData,

@@ -19,7 +19,7 @@ CHOICES = ("algos", "strategies")
 
 EXCEPTIONS: dict[str, str] = {
     "rlhf_lightning/workers/opponent.py:19: Opponent: 3 classes": "an opponent is an actor wherever one is "
-    "asked for: its draws, its seeds, its stop tokens, its place beside a batch ahead",
+    "asked for: its draws, its seeds, its stop tokens, its place beside a batch ahead"
 }
 """Beginning of a complaint -> why it stands."""
 

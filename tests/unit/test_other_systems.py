@@ -69,10 +69,7 @@ def test_an_option_of_the_critic_stays_one(option: str, here: str) -> None:
 @pytest.mark.parametrize(
     ("typed", "here"),
     [
-        (
-            "trainer.logger=['console','wandb']",
-            "Type --trainer.logger WandbLogger --trainer.logger.project",
-        ),
+        ("trainer.logger=['console','wandb']", "Type --trainer.logger WandbLogger --trainer.logger.project"),
         ("trainer.val_before_train=False", "It is off here: leave it out."),
         ("--log_completions false", "It is off here: leave it out."),
         ("--log_completions true", "Type --trainer.callbacks+=Rollouts."),
@@ -84,10 +81,7 @@ def test_an_option_of_the_critic_stays_one(option: str, here: str) -> None:
             "Type --algo.policy_loss.kl_coef N, which is also what turns it on, and --algo.reward_kl_coef 0:",
         ),
         ("algorithm.use_kl_in_reward=False", "Type --algo.reward_kl_coef 0, of PPO --algo.kl.coef 0."),
-        (
-            "algorithm.adv_estimator=reinforce_plus_plus_baseline",
-            "Type --algo reinforcepp --algo.group_size",
-        ),
+        ("algorithm.adv_estimator=reinforce_plus_plus_baseline", "Type --algo reinforcepp --algo.group_size"),
         ("actor.kl_loss_type=low_var_kl", "Type --algo.policy_loss.kl_estimator k3."),
         ("--loss_type dr_grpo", "Type --algo.policy_loss.aggregation seq-mean-token-sum-norm --algo.policy_"),
         ("--loss_type sigmoid_norm", "Type --algo.loss.length_average true."),

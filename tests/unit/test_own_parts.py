@@ -36,12 +36,16 @@ class Watching(RLHFAlgorithm):
         return Metrics.of({"mine/number": getattr(self.actor, self.name)()})
 
 
+def refused(algorithm: Watching, root: Path, said: str) -> None:
+    data = TaskData(batch_size=2, num_rows=4, num_val_rows=0)
+    with pytest.raises(ValueError, match=said):
+        trainer(Local(), root).fit(algorithm, datamodule=data)
+
+
 @pytest.mark.parametrize("name", ["weight", "rank"])
 def test_what_devices_alone_have_is_asked_for_there(name: str, tmp_path: Path) -> None:
     said = r"^Watched: .* on the devices alone.*@register\(transfer=\.\.\.\)"
-    data = TaskData(batch_size=2, num_rows=4, num_val_rows=0)
-    with pytest.raises(ValueError, match=said):
-        trainer(Local(), tmp_path).fit(Watching(name=name), datamodule=data)
+    refused(Watching(name=name), tmp_path, said)
 
 
 class Hasty(Watching):
@@ -54,8 +58,7 @@ class Hasty(Watching):
 
 def test_a_set_up_of_its_own_completes_the_models_too(tmp_path: Path) -> None:
     said = r"Hasty\.setup leaves out what completes and checks the models\. .* super\(\)\.setup\(stage\)"
-    with pytest.raises(ValueError, match=said):
-        trainer(Local(), tmp_path).fit(Hasty(), datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=0))
+    refused(Hasty(), tmp_path, said)
 
 
 class Halving(Watching):
@@ -70,6 +73,4 @@ class Halving(Watching):
 
 
 def test_what_a_set_up_sets_is_checked(tmp_path: Path) -> None:
-    data = TaskData(batch_size=2, num_rows=4, num_val_rows=0)
-    with pytest.raises(ValueError, match=r"^Halving\(rows=2\.0\): has to be of type int"):
-        trainer(Local(), tmp_path).fit(Halving(), datamodule=data)
+    refused(Halving(), tmp_path, r"^Halving\(rows=2\.0\): has to be of type int")

@@ -275,10 +275,7 @@ def test_an_option_of_the_trainer_without_its_prefix() -> None:
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
-        (
-            "--generation_batch_size 8",
-            "An iteration answers --data.batch_size prompts, each --algo.",
-        ),
+        ("--generation_batch_size 8", "An iteration answers --data.batch_size prompts, each --algo."),
         (
             "--per_device_train_batch_size 8",
             "Micro-batches are counted in tokens, --strategy.settings.train.",

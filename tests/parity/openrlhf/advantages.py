@@ -22,12 +22,7 @@ GROUPED = ("reinforce_baseline", "rloo", "group_norm", "dr_grpo")
 
 
 def advantages(
-    batch: Batch,
-    *,
-    estimator: str,
-    gamma: float = 1.0,
-    kl_coef: float = 0.0,
-    clip: float | None = None,
+    batch: Batch, *, estimator: str, gamma: float = 1.0, kl_coef: float = 0.0, clip: float | None = None
 ) -> Found:
     """All rows in one experience, groups of three neighbours where the estimator has groups."""
     outcomes = batch["even_outcomes" if estimator in GROUPED else "outcomes"]

@@ -73,11 +73,7 @@ SIMPO: Mapping[str, Options] = {
     "hinge_summed": {"loss_type": "hinge", "beta": 0.1, "cpo_alpha": 0.0},
     "cpo": {"loss_type": "sigmoid", "beta": 0.1, "cpo_alpha": 1.0},
 }
-REWARD: Mapping[str, Options] = {
-    "plain": {},
-    "centred": {"center_rewards_coefficient": 0.05},
-    "margins": {},
-}
+REWARD: Mapping[str, Options] = {"plain": {}, "centred": {"center_rewards_coefficient": 0.05}, "margins": {}}
 METRICS = {
     "dpo": {
         "accuracy": "rewards/accuracies",

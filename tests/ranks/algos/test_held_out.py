@@ -69,8 +69,7 @@ def data(kind: str, rows: str, size: int) -> RowData:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "process", "kto", "dpo", "simpo"],
+    "kind", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "process", "kto", "dpo", "simpo"]
 )
 def test_means_do_not_depend_on_the_batches(kind: str, model: str, rows: str, tmp_path: Path) -> None:
     def found(batch_size: int) -> dict[str, float]:

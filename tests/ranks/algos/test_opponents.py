@@ -50,8 +50,7 @@ def self_play(path: str, opponent: Opponent, *, lr: float = 1e-2) -> SelfPlay:
 
 
 @pytest.mark.parametrize(
-    ("decay", "every", "same"),
-    [(0.0, 1, [0, 1, 2, 3]), (0.0, 2, [0, 2]), (0.5, 1, [0]), (None, 1, [0])],
+    ("decay", "every", "same"), [(0.0, 1, [0, 1, 2, 3]), (0.0, 2, [0, 2]), (0.5, 1, [0]), (None, 1, [0])]
 )
 def test_an_opponent_begins_as_the_actor_and_follows_it(
     model: str, decay: float | None, every: int, same: list[int]

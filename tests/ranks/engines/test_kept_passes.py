@@ -50,7 +50,7 @@ def gradients(
 ) -> dict[str, Tensor]:
     rows = tiny.rows() if rows is None else rows
     engine.accumulate(rows, loss or Fit(), tiny.counts(), temperature=0.7)
-    return {name: p.grad.clone() for name, p in engine._weights.masters.items() if p.grad is not None}
+    return tiny.gradients(engine)
 
 
 def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:

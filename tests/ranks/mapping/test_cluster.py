@@ -122,11 +122,7 @@ def test_how_clusters_are_written(tmp_path: Path) -> None:
         ("a100-80gb:16,h100-80gb", None, "each kind needs a number of devices from 1 up"),
         ("a100-80gb:0,h100-80gb:8", None, "each kind needs a number of devices from 1 up"),
         ("a100-80gb:8,a100-80gb:8", None, "a100-80gb is named twice. Name it once, with the sum"),
-        (
-            "a100-80gb:16,h100-80gb:8",
-            16,
-            "--devices 16 with --hardware a100-80gb:16,h100-80gb:8: these",
-        ),
+        ("a100-80gb:16,h100-80gb:8", 16, "--devices 16 with --hardware a100-80gb:16,h100-80gb:8: these"),
         ("a100-80gb:16,tpu:8", None, "hardware='tpu': neither a file"),
         ("a100-80gb:many", None, "each kind needs a number"),
     ],

@@ -8,14 +8,7 @@ from pathlib import Path
 import pytest
 from lightning.pytorch import Callback
 
-from rlhf_lightning.callbacks import (
-    LastCheckpoint,
-    PredictedTimes,
-    RewardCurve,
-    Rollouts,
-    SampleTable,
-    Trace,
-)
+from rlhf_lightning.callbacks import LastCheckpoint, PredictedTimes, RewardCurve, Rollouts, SampleTable, Trace
 from rlhf_lightning.data import TaskData
 from tests.unit.algos.short import Started, grpo, trainer
 

@@ -47,9 +47,7 @@ def test_columns_come_in_the_shards_that_were_asked_for(
 
 def test_small_blocks_of_the_controller_come_along(device: Device) -> None:
     parcel = Parcel(
-        double(slice(0, 1), slice(2, 4), by=1),
-        (encode(torch.tensor([7, 8])), (0, "x")),
-        (("x",), ("rank",)),
+        double(slice(0, 1), slice(2, 4), by=1), (encode(torch.tensor([7, 8])), (0, "x")), (("x",), ("rank",))
     )
     _, shard, _ = deliver(device, Packer().packed(parcel), [{"x": encode(torch.arange(4))}])
     assert cast(torch.Tensor, decode([cast(Shard, shard)["x"]])).tolist() == [7, 2, 3]

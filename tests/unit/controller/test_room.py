@@ -70,12 +70,7 @@ def test_more_devices_than_there_are_are_refused(
             0,
             f"leave 65 CPUs, 5 GPUs. Try --strategy.devices 1{OR}",
         ),
-        (
-            ({"CPU": 64.0}, {"GPU": 8.0}),
-            "GPU",
-            0,
-            "64 CPUs, 8 GPUs. Try again when those jobs have ended.",
-        ),
+        (({"CPU": 64.0}, {"GPU": 8.0}), "GPU", 0, "64 CPUs, 8 GPUs. Try again when those jobs have ended."),
         (({}, {"memory": 1.0}), "CPU", 0, "leave 0 CPUs. Try again when those jobs have ended."),
     ],
     ids=["some", "on-one-node", "on-none", "nothing"],

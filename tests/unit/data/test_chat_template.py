@@ -173,10 +173,7 @@ def test_an_answer_that_is_a_call(write_rows: Writer, renders_calls: str, said: 
     [
         ({"role": "assistant", "content": None}, "the content of message 2 (assistant) is null, and has"),
         ({"role": "user"}, "the content of message 2 (user) is null"),
-        (
-            {"role": "tool", "content": [{"text": "a"}]},
-            "content of message 2 (tool) is a list, and has to",
-        ),
+        ({"role": "tool", "content": [{"text": "a"}]}, "content of message 2 (tool) is a list, and has to"),
         ({"role": "user", "content": {}, "tool_calls": CALL["tool_calls"]}, "message 2 (user) is a dict"),
         ({"content": "a"}, "item 2 is not a {role, content} message."),
         (3, "item 2 is not a {role, content} message."),

@@ -113,10 +113,7 @@ def test_a_conversation_brings_its_prompt_along(write_rows: Writer) -> None:
     turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
     messages = [{"role": role, "content": content} for role, content in turns]
     data = completion_data(
-        write_rows({"messages": messages}),
-        response_field="messages",
-        chat_template=True,
-        batch_size=1,
+        write_rows({"messages": messages}), response_field="messages", chat_template=True, batch_size=1
     )
     batch = next(iter(data.train_dataloader()))
     assert batch["rows"][0]["prompt"] == "<user>a<assistant>b<eos><user>c<assistant>"

@@ -103,10 +103,7 @@ def test_a_run_that_stops_again_goes_on_from_there(numbered: Callable[[int], Pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"batch_size": 4},
-            r"data\.batch_size=4: .* begun with 3\. Resume with --data\.batch_size 3\.",
-        ),
+        ({"batch_size": 4}, r"data\.batch_size=4: .* begun with 3\. Resume with --data\.batch_size 3\."),
         ({"num_workers": 1}, r"data\.num_workers=1: .*Resume with --data\.num_workers 0"),
         ({"shuffle": False}, r"data\.shuffle=false: .*Resume with --data\.shuffle true"),
         ({"val_rows": 2}, "in the middle of 10 rows, the data has 8 now"),

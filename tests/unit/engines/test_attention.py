@@ -20,12 +20,7 @@ from tests.unit.engines.varlen import plain
 
 # Float32, other orders of addition: 1e-5 is about 80 units in the last place of a logit of size 1.
 CLOSE = 1e-5
-LENGTHS = {
-    "one": [7],
-    "equal": [6, 6, 6],
-    "runs": [3, 3, 9, 1, 1, 4],
-    "uneven": [20, 1, 2, 19, 3, 1],
-}
+LENGTHS = {"one": [7], "equal": [6, 6, 6], "runs": [3, 3, 9, 1, 1, 4], "uneven": [20, 1, 2, 19, 3, 1]}
 
 
 def packed_logits(module: PreTrainedModel, sequences: Sequence[Tensor], packed: Packed) -> Tensor:
@@ -202,20 +197,13 @@ SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 16, "nu
 GROUPED = {**SIZES, "num_key_value_heads": 1, "head_dim": 8}
 REFUSED: dict[str, tuple[dict[str, int], str]] = {
     "gemma2": (GROUPED, "caps its attention logits at 50"),
-    "gpt_oss": (
-        {**GROUPED, "num_local_experts": 2},
-        "attention sinks",
-    ),
+    "gpt_oss": ({**GROUPED, "num_local_experts": 2}, "attention sinks"),
     "bloom": ({"hidden_size": 16, "n_head": 2, "n_layer": 1}, "not through transformers' AttentionInterface"),
     "mamba": ({"hidden_size": 16, "num_hidden_layers": 1}, "has layers of type linear_attention"),
     "xlstm": ({"hidden_size": 16, "num_blocks": 1, "num_heads": 2}, "keeps a state beside keys and values"),
     "t5": ({"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}, "is an encoder-decoder"),
     "llama4_text": (
-        {
-            **GROUPED,
-            "num_local_experts": 1,
-            "intermediate_size_mlp": 16,
-        },
+        {**GROUPED, "num_local_experts": 1, "intermediate_size_mlp": 16},
         "has layers of type chunked_attention",
     ),
 }
@@ -233,11 +221,7 @@ def test_other_models_are_refused(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "reason"),
     [
-        (
-            "nemotron",
-            {**SIZES, "num_key_value_heads": 1, "head_dim": 8},
-            "Attention was called without",
-        ),
+        ("nemotron", {**SIZES, "num_key_value_heads": 1, "head_dim": 8}, "Attention was called without"),
         ("bert", SIZES, "asks for attention to later tokens"),
         (
             "gptj",

@@ -13,13 +13,12 @@ import torch.distributed as dist
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, shared_base_model, train_engine
 from rlhf_lightning.engines.head import Asked
-from rlhf_lightning.parallel import ParallelLayout, Seat
+from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import LoRA, ModelSpec
 from rlhf_lightning.strategies import Auto
 from rlhf_lightning.workers import Actor, Reference, Role
 from tests.unit.engines import tiny
-
-SEAT = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
+from tests.unit.engines.tiny import SEAT
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,6 @@ from rlhf_lightning.engines.native.engine import NativeEngine
 from rlhf_lightning.engines.native.fused import decoder_of
 from rlhf_lightning.engines.native.generator import NativeGenerator
 from rlhf_lightning.engines.packed.attention import use_interface
-from rlhf_lightning.parallel import ParallelLayout, Seat
 from rlhf_lightning.parallel.shares import shares
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines import tiny
@@ -111,9 +110,8 @@ class Watched(FSDPEngine):
 @pytest.mark.parametrize("parts_read", [1, 3])
 def test_nothing_holds_the_decoder_where_a_generation_is_left(tmp_path: Path, parts_read: int) -> None:
     source = Watched(tiny.spec(tiny.write_causal(tmp_path)))
-    seat = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
     ends = Ends(pad_token_id=PAD, eos_token_ids=STOPS)
-    native = NativeEngine(source, seat=seat, ends=ends, config=Native())
+    native = NativeEngine(source, seat=tiny.SEAT, ends=ends, config=Native())
     going = native.finished(table(token_lists(LENGTHS)), sampling=SAMPLING, seed=5, parts=3)
     for _ in range(parts_read):
         next(going)

@@ -7,22 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head
 from rlhf_lightning.engines.head import Asked
 from rlhf_lightning.workers import Reference
 from tests.unit.engines import tiny
-from tests.unit.engines.tiny import Fit
+from tests.unit.engines.tiny import Fit, gradients
 
 # float32 sums of some hundred terms in another order: a few of 2^-24.
 SAME = 1e-6
 
 BUDGETS = {"one row": 1, "two rows": 2 * tiny.LONGEST, "all": 1000}
-
-
-def gradients(engine: FSDPEngine) -> dict[str, Tensor]:
-    return {name: p.grad for name, p in engine._weights.masters.items() if p.grad is not None}
 
 
 @pytest.mark.parametrize("budget", BUDGETS)

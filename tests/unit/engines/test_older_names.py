@@ -95,10 +95,7 @@ def test_an_export_has_the_older_names_too(kind: str, tmp_path: Path) -> None:
             PhiConfig(rope_parameters={"rope_theta": BASE, "partial_rotary_factor": 0.25}),
             {"rope_theta": BASE, "partial_rotary_factor": 0.25, "rope_scaling": None},
         ),
-        (
-            phi3(LONGROPE),
-            {"rope_theta": BASE, "partial_rotary_factor": 0.5, "rope_scaling": LONGROPE},
-        ),
+        (phi3(LONGROPE), {"rope_theta": BASE, "partial_rotary_factor": 0.5, "rope_scaling": LONGROPE}),
         (GPT2Config(), {}),
         (Gemma3TextConfig(), {}),
     ],

@@ -110,7 +110,7 @@ def gradients(engine: FSDPEngine, rows: TensorDict) -> dict[str, Tensor]:
     for master in engine._weights.masters.values():
         master.grad = None
     engine.accumulate(rows, loss, loss.count(rows), temperature=1.0)
-    return {name: p.grad.clone() for name, p in engine._weights.masters.items() if p.grad is not None}
+    return tiny.gradients(engine)
 
 
 CASES = [
@@ -218,11 +218,7 @@ def test_what_the_record_lacks_is_computed(
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"kept": 5 * 16 - 1 - 5},
-        {"dtype": "bfloat16"},
-        {"gradient_checkpointing": True},
-    ],
+    [{"kept": 5 * 16 - 1 - 5}, {"dtype": "bfloat16"}, {"gradient_checkpointing": True}],
     ids=["no room", "bfloat16", "checkpointing"],
 )
 def test_where_it_does_not_pay_nothing_is_recorded(

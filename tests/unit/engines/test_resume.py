@@ -18,11 +18,11 @@ from rlhf_lightning.engines.native.config import Native
 from rlhf_lightning.engines.native.engine import NativeEngine
 from rlhf_lightning.engines.native.generator import NativeGenerator
 from rlhf_lightning.engines.training import TrainEngine
-from rlhf_lightning.parallel import ParallelLayout, Seat
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines.decoders import token_lists
 from tests.unit.engines.test_finished import generator
 from tests.unit.engines.test_native import LENGTHS, PAD, STOPS, same, table
+from tests.unit.engines.tiny import SEAT
 
 SAMPLING = Sampling(max_new_tokens=13)
 
@@ -36,9 +36,8 @@ def after(steps: int) -> Callable[[Tensor], bool]:
 def engine() -> NativeEngine:
     """The generator as roles have it, over a training engine that only lends its decoder."""
     lent = SimpleNamespace(generating=lambda: nullcontext(generator().decoder))
-    seat = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
     ends = Ends(pad_token_id=PAD, eos_token_ids=STOPS)
-    return NativeEngine(cast(TrainEngine, lent), seat=seat, ends=ends, config=Native())
+    return NativeEngine(cast(TrainEngine, lent), seat=SEAT, ends=ends, config=Native())
 
 
 def paused(

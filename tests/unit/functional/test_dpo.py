@@ -7,11 +7,7 @@ import torch
 
 from rlhf_lightning.functional import DPOLoss, PreferenceKind, preference_loss
 from tests.unit.functional.cases import close
-from tests.unit.functional.offline import (
-    batch_of,
-    log_sigmoid,
-    mask_of,
-)
+from tests.unit.functional.offline import batch_of, log_sigmoid, mask_of
 
 H = torch.tensor([2.0, 0.0, -1.0])
 

@@ -6,13 +6,7 @@ from typing import Literal
 import pytest
 import torch
 
-from rlhf_lightning.functional import (
-    KLKind,
-    adapted_kl_coef,
-    kl_columns,
-    kl_estimate,
-    penalized_rewards,
-)
+from rlhf_lightning.functional import KLKind, adapted_kl_coef, kl_columns, kl_estimate, penalized_rewards
 from tests.unit.functional.cases import close, mask_of, noise, valid
 
 

@@ -126,13 +126,7 @@ def gae_of(
     gamma: float, *, kl_coef: float = 0.0, clip: float | None = None, whiten: bool = True
 ) -> GAEEstimator:
     return GAEEstimator(
-        gamma=gamma,
-        lam=0.9,
-        gap="zero",
-        unbiased=False,
-        kl_coef=kl_coef,
-        score_clip=clip,
-        whiten=whiten,
+        gamma=gamma, lam=0.9, gap="zero", unbiased=False, kl_coef=kl_coef, score_clip=clip, whiten=whiten
     )
 
 

@@ -19,15 +19,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from rlhf_lightning.functional import (
-    DPOLoss,
-    KTOLoss,
-    Loss,
-    PairwiseLoss,
-    SimPOLoss,
-    StepLoss,
-    kto_baseline,
-)
+from rlhf_lightning.functional import DPOLoss, KTOLoss, Loss, PairwiseLoss, SimPOLoss, StepLoss, kto_baseline
 from tests.conftest import ROOT
 from tests.parity.trl import cases
 

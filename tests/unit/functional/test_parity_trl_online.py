@@ -86,7 +86,7 @@ EXCEPTIONS: Mapping[tuple[str, str], Formula] = {
         (name, case): partial(of_all_rows, formula=FORMULAS[name])
         for name in ("loss_grpo", "loss_dr_grpo", "loss_gspo", "loss_luspo")
         for case in ("masked_row", "lone_token")
-    },
+    }
 }
 """Where TRL does something else: what it does, in our terms.
 

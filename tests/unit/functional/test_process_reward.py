@@ -6,11 +6,7 @@ import torch
 
 from rlhf_lightning.functional import Counts, StepLoss
 from tests.unit.functional.cases import close
-from tests.unit.functional.offline import (
-    batch_of,
-    log_sigmoid,
-    mask_of,
-)
+from tests.unit.functional.offline import batch_of, log_sigmoid, mask_of
 
 
 def test_by_hand() -> None:

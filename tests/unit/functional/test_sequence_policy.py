@@ -27,11 +27,7 @@ def test_by_hand() -> None:
 def test_token_advantages_keep_their_tokens() -> None:
     """GSPO-token, eq. 13: each token's own advantage at the response's ratio."""
     mask = torch.ones(1, 2, dtype=torch.bool)
-    rows = {
-        "response_mask": mask,
-        "log_probs": torch.zeros(1, 2),
-        "advantages": torch.tensor([[1.0, 3.0]]),
-    }
+    rows = {"response_mask": mask, "log_probs": torch.zeros(1, 2), "advantages": torch.tensor([[1.0, 3.0]])}
     outputs = {"log_probs": torch.tensor([[0.1, 0.3]])}
     loss = SequencePolicyLoss(clip_low=0.5, clip_high=0.5, track_entropy=False)
     close(gradient(loss, outputs, rows), [[-0.5 * math.exp(0.2), -1.5 * math.exp(0.2)]])

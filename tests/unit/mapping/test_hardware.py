@@ -78,12 +78,25 @@ def test_a_wrong_file_is_refused(tmp_path: Path, change: dict[str, object], mess
         hardware.load(str(path))
 
 
-def test_a_file_without_a_bandwidth_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("name: mine\ngpus_per_node: 4\nmemory_bytes: 48.0e+9\n")
-    with pytest.raises(
-        ValueError, match="lacks memory_bandwidth, peak_flops, intra_bandwidth, inter_bandwidth"
-    ):
-        hardware.load(str(tmp_path / "mine.yaml"))
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "name: mine\ngpus_per_node: 4\nmemory_bytes: 48.0e+9\n",
+            "lacks memory_bandwidth, peak_flops, intra_bandwidth, inter_bandwidth",
+        ),
+        ("a: [1\nb: }", r"mine\.yaml, line 2: is not YAML: expected ',' or ']'"),
+        (
+            "name: mine\nmemory_bytes: 48e9\nmemory_bytes: 24e9\n",
+            r"mine\.yaml, line 3: is not YAML: memory_bytes stands there twice",
+        ),
+    ],
+    ids=["without a bandwidth", "no YAML", "a key twice"],
+)
+def test_a_text_that_is_no_description_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (path := tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        hardware.load(str(path))
 
 
 def test_a_machine_with_gpus_is_described_with_its_own_number_and_memory(
@@ -98,20 +111,6 @@ def test_a_machine_with_gpus_is_described_with_its_own_number_and_memory(
     found = this_machine(4)
     assert (found.memory_bytes, found.gpus_per_node) == (42e9, 4)
     assert found.peak_flops == hardware.KNOWN["a100-80gb"].peak_flops
-
-
-def test_what_is_no_yaml_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("a: [1\nb: }")
-    with pytest.raises(ValueError, match=r"mine\.yaml, line 2: is not YAML: expected ',' or ']'"):
-        hardware.load(str(path))
-
-
-def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("name: mine\nmemory_bytes: 48e9\nmemory_bytes: 24e9\n")
-    with pytest.raises(ValueError, match=r"mine\.yaml, line 3: is not YAML: memory_bytes stands there twice"):
-        hardware.load(str(path))
 
 
 def test_whole_numbers_may_have_a_point(tmp_path: Path) -> None:

@@ -247,8 +247,7 @@ def test_megatron_is_divided_as_the_search_says(tmp_path: Path) -> None:
     hardware.save(cramped, file)
     settings = Settings(engine="megatron")
     strategy = attached(
-        Auto(devices=4, mapping=MappingOption(hardware=str(file)), settings=settings),
-        PPO(mini_batch_size=16),
+        Auto(devices=4, mapping=MappingOption(hardware=str(file)), settings=settings), PPO(mini_batch_size=16)
     )
     pools = {role: pool.num_devices for pool in strategy.place(ROLES, 4) for role in pool.roles}
     found = {

@@ -153,8 +153,7 @@ class Revising(PPO):
         batch |= self.critic.compute_values(batch)
         batch["values"].mean()
         return self.judge.update_critic(
-            batch | {"returns": batch["values"]} | self.judge.compute_values(batch),
-            loss=self.value_loss,
+            batch | {"returns": batch["values"]} | self.judge.compute_values(batch), loss=self.value_loss
         )
 
 

@@ -104,10 +104,7 @@ def test_an_unknown_family_is_taken_for_a_llama(tmp_path: Path, caplog: pytest.L
         ("[1]", r"config\.json: is not the config\.json of a model"),
         (json.dumps(small("llama") | {"hidden_size": "x"}), "hidden_size is 'x', and has to be a whole"),
         (json.dumps(small("llama") | {"num_attention_heads": 0}), "num_attention_heads is 0, and has to"),
-        (
-            json.dumps(small("llama") | {"intermediate_size": [9]}),
-            r"intermediate_size is \[9\], and has",
-        ),
+        (json.dumps(small("llama") | {"intermediate_size": [9]}), r"intermediate_size is \[9\], and has"),
         (json.dumps(small("llama") | {"num_key_value_heads": -2}), "num_key_value_heads is -2, and has to"),
         (json.dumps(small("llama") | {"head_dim": "16"}), "head_dim is '16', and has to"),
     ],

@@ -28,11 +28,7 @@ from tests.unit.mapping.test_search_auto import attached
     ("vllm", "fits", "says"),
     [
         (VLLM(), True, ""),
-        (
-            VLLM(gpu_memory_utilization=0.6),
-            False,
-            r"takes 0\.6 of each .*gpu_memory_utilization than 0\.6",
-        ),
+        (VLLM(gpu_memory_utilization=0.6), False, r"takes 0\.6 of each .*gpu_memory_utilization than 0\.6"),
         (VLLM(gpu_memory_utilization=0.95), False, r"takes 0\.95 of each .* \(smaller where models leave"),
         (VLLM(gpu_memory_utilization=1.0), False, r"takes 1 of each device"),
         (VLLM(kv_cache_gib=20.0), True, ""),

@@ -122,12 +122,7 @@ class Case:
         assert group is not None
         parameters = {name: nn.Parameter(value) for name, value in self.training_shard(rank).items()}
         return HybridBuffer(
-            self.params,
-            self.stages,
-            self.layout,
-            rank=rank,
-            group=group,
-            parameters=parameters,
+            self.params, self.stages, self.layout, rank=rank, group=group, parameters=parameters
         )
 
     def gathered(self) -> GatheredShard:

@@ -184,11 +184,7 @@ def test_hybridflow_tiles_a_llama(masks: Masks, train: tuple[int, int]) -> None:
 )
 @pytest.mark.parametrize("order", ["tpd", "tdp"])
 def test_hybridflow_tiles_other_stages(
-    masks: Masks,
-    stages: Stages,
-    generate: int,
-    generation: Stages,
-    order: Order,
+    masks: Masks, stages: Stages, generate: int, generation: Stages, order: Order
 ) -> None:
     layout = layout_of((len(stages), 2, 2), (generate, 1), "hybridflow", order=order)
     check_hybridflow(masks, reshard(Weights(tuple(masks.params), stages), layout), generation)

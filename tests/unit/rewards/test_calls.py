@@ -86,10 +86,7 @@ def no_real_number(prompts: list[str], responses: list[str], rows: list[Row]) ->
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (
-            fails_in_the_middle,
-            "ZeroDivisionError over 2 rows, the first with the prompt .*zero",
-        ),
+        (fails_in_the_middle, "ZeroDivisionError over 2 rows, the first with the prompt .*zero"),
         (leaves_in_the_middle, "SystemExit over 2 rows, the first with the prompt '2"),
         (one_for_all, "TypeError over 2 rows, the first with the prompt .* 0-d tensor"),
         (two_for_each, r"row 0 of the batch got tensor\(\[0\., 0\.\]\), which is not a finite number"),

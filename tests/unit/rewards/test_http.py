@@ -61,11 +61,7 @@ def test_texts_and_rows_go_there_and_scores_come_back() -> None:
             0.0,
         ]
     assert asked.contents == [
-        {
-            "prompts": ["p", "q"],
-            "responses": ["yes", ""],
-            "rows": [row("p"), row("q", day="2026-01-02")],
-        }
+        {"prompts": ["p", "q"], "responses": ["yes", ""], "rows": [row("p"), row("q", day="2026-01-02")]}
     ]
     assert asked.headers[0]["Content-Type"] == "application/json"
 
