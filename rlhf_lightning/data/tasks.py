@@ -128,10 +128,7 @@ class ReasoningGymData(RowData):
             ValueError: the library is not installed, or knows no such task or option.
         """
         gym = import_extra("reasoning_gym", extra="tasks", purpose=f"data.task={self.task}")
-        known = import_extra(
-            "reasoning_gym.factory", extra="tasks", purpose=f"data.task={self.task}"
-        ).DATASETS
-        if self.task not in known:
+        if self.task not in (known := gym.factory.DATASETS):
             raise ValueError(
                 f"data.task={self.task}: reasoning-gym has no such task; it has: {', '.join(sorted(known))}"
             )
