@@ -38,7 +38,7 @@ from rlhf_lightning.engines.huggingface.source import (
 from rlhf_lightning.engines.megatron import Megatron
 from rlhf_lightning.engines.native.config import Native
 from rlhf_lightning.engines.native.generator import NativeGenerator
-from rlhf_lightning.engines.offload import PARTS, Part
+from rlhf_lightning.engines.offload import PARTS
 from rlhf_lightning.engines.tensor_files import save_file
 from rlhf_lightning.engines.train_config import TrainConfig
 from rlhf_lightning.engines.training import TrainEngine, Transition, WeightSource
@@ -59,7 +59,6 @@ __all__ = [
     "Megatron",
     "Native",
     "NativeGenerator",
-    "Part",
     "TrainConfig",
     "TrainEngine",
     "Transition",

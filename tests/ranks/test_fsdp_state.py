@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rlhf_lightning.engines import FSDP, PARTS, FSDPEngine, Head, Part, checkpoint
+from rlhf_lightning.engines import FSDP, PARTS, FSDPEngine, Head, checkpoint
 from rlhf_lightning.engines.head import Asked
+from rlhf_lightning.engines.offload import Part
 from rlhf_lightning.spec import ModelSpec
 from tests.embedded_model import build_byte_tokenizer
 from tests.unit import spmd
