@@ -2,6 +2,7 @@
 
 python -m benchmarks.mapping fit      the efficiencies that fit the calibration rows best
 python -m benchmarks.mapping rows     measured against predicted
+python -m benchmarks.mapping scaling  tokens/s of each placement by GPUs
 python -m benchmarks.mapping plot     docs/images/mapping-*.svg
 """
 
