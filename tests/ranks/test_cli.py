@@ -271,14 +271,12 @@ def test_a_checkpoint_that_is_not_there(rlhf: Rlhf) -> None:
     ids=" ".join,
 )
 def test_help(rlhf: Rlhf, words: tuple[str, ...], said: tuple[str, ...]) -> None:
-    code, out, _ = rlhf.run(*words)
-    assert code == 0
+    out = rlhf.succeeds(*words)
     assert [part for part in said if part not in " ".join(out.split())] == [], out
 
 
 def test_what_is_right_is_not_refused(rlhf: Rlhf) -> None:
-    code, out, _ = rlhf.run(*FIT, "--strategy", "split", "--print_config")
-    assert code == 0
+    out = rlhf.succeeds(*FIT, "--strategy", "split", "--print_config")
     assert "class_path: rlhf_lightning.strategies.Split" in out
     with pytest.raises(AssertionError, match="started Ray"):
         rlhf.run(*FIT, *SHORT)
@@ -288,10 +286,7 @@ def test_prompts_without_an_answer_are_answered(rlhf: Rlhf) -> None:
     Path("new.jsonl").write_text('{"prompt": "Sort 21: "}\n{"prompt": "Sort 53: "}\n', encoding="utf-8")
     words = ("predict", "--algo", "ppo", "--data", "promptdata", "--data.path", "new.jsonl")
     short = ("--strategy", "local", "--trainer.default_root_dir", ".", "--trainer.logger", "false")
-    code, _, err = rlhf.run(
-        *words, *short, "--algo.actor.sampling.max_new_tokens", "2", "--trace", "out.json"
-    )
-    assert code == 0, err
+    rlhf.succeeds(*words, *short, "--algo.actor.sampling.max_new_tokens", "2", "--trace", "out.json")
     lines = [json.loads(line) for line in Path("predictions.jsonl").read_text().splitlines()]
     assert [line["prompt"] for line in lines] == ["Sort 21: ", "Sort 53: "]
     assert all(line["truncated"] for line in lines)
@@ -299,8 +294,7 @@ def test_prompts_without_an_answer_are_answered(rlhf: Rlhf) -> None:
         ("fast_dev_run", "true", "not kept with fast_dev_run"),
         ("limit_predict_batches", "0", "of no prompt"),
     ):
-        code, out, err = rlhf.run(*words, *short, f"--trainer.{few}", value)
-        assert code == 0, err
+        out = rlhf.succeeds(*words, *short, f"--trainer.{few}", value)
         assert f"predictions: {said}" in out
         assert len(Path("predictions.jsonl").read_text().splitlines()) == 2
     calls = [event["name"] for event in json.loads(Path("out.json").read_text())["traceEvents"]]
@@ -315,8 +309,7 @@ def test_what_a_predict_step_of_ones_own_gives_is_written(
 
     monkeypatch.setattr(PPO, "predict_step", first, raising=False)
     words = ("predict", "--algo", "ppo", "--strategy", "local", "--data.num_val_rows", "2")
-    code, _, err = rlhf.run(*words, "--trainer.default_root_dir", ".", "--trainer.logger", "false")
-    assert code == 0, err
+    rlhf.succeeds(*words, "--trainer.default_root_dir", ".", "--trainer.logger", "false")
     lines = [json.loads(line) for line in Path("predictions.jsonl").read_text().splitlines()]
     assert lines == [{"prompt": "a", "response": 0}, {"prompt": "b", "response": 7}]
     for given, named in (([7], "list"), (None, "NoneType"), ({"scores": [7]}, r"\['scores'\]")):
@@ -332,8 +325,7 @@ def test_a_validation_leaves_a_trace_too(rlhf: Rlhf, caplog: pytest.LogCaptureFi
     short = ("--strategy", "local", "--trainer.default_root_dir", ".")
     words = ("--algo.actor.sampling.max_new_tokens", "2", "--trace", "out.json")
     caplog.set_level("INFO", "lightning.pytorch")
-    code, _, err = rlhf.run("validate", "--algo", "ppo", *SHORT, *short, *words)
-    assert code == 0, err
+    rlhf.succeeds("validate", "--algo", "ppo", *SHORT, *short, *words)
     assert "engine fsdp, generator native, float32\n  0: actor d1" in caplog.text
     assert "GPU available" not in caplog.text, "of the controller, which needs none"
     assert "seamless cloud" not in caplog.text, "what it advertises"
@@ -344,8 +336,7 @@ def test_a_validation_leaves_a_trace_too(rlhf: Rlhf, caplog: pytest.LogCaptureFi
 def test_a_prediction_is_what_a_reward_function_reads(rlhf: Rlhf) -> None:
     """Each answer of the embedded model to the task ends, as the end token says, which is no part of it."""
     words = ("predict", "--algo", "ppo", "--strategy", "local", "--data.num_val_rows", "4")
-    code, _, err = rlhf.run(*words, "--trainer.default_root_dir", ".", "--trainer.logger", "false")
-    assert code == 0, err
+    rlhf.succeeds(*words, "--trainer.default_root_dir", ".", "--trainer.logger", "false")
     lines = [json.loads(line) for line in Path("predictions.jsonl").read_text().splitlines()]
     assert len(lines) == 4
     for line in lines:

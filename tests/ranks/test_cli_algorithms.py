@@ -81,8 +81,7 @@ def test_a_file_dropped_into_a_folder_is_an_algorithm(rlhf: Rlhf) -> None:
         "        return super().step(batch)\n"
     )
     small = ("--data.batch_size", "2", "--algo.group_size", "2", "--trainer.default_root_dir", "out")
-    code, _, err = rlhf.run(*FIT, "--algo", "mine.Mine", "--data", "taskdata", *small)
-    assert code == 0, err
+    rlhf.succeeds(*FIT, "--algo", "mine.Mine", "--data", "taskdata", *small)
     assert Path("seen").read_text() == "2 answers to each of 2"
     assert Path("out/checkpoints/last.ckpt/actor").is_dir()
 
@@ -96,18 +95,15 @@ def test_a_loss_that_extends_the_algorithms_own_needs_no_algorithm(rlhf: Rlhf) -
         "    extra: float = 1.0\n"
     )
     loss = ("--algo.policy_loss", "own_loss.Scaled", "--algo.policy_loss.extra", "2")
-    code, out, err = rlhf.run("fit", "--algo", "grpo", *loss, "--print_config")
-    assert code == 0, err
+    out = rlhf.succeeds("fit", "--algo", "grpo", *loss, "--print_config")
     assert "class_path: own_loss.Scaled" in out
     assert "extra: 2.0" in out
 
 
 def test_the_only_model_of_a_checkpoint_is_exported(rlhf: Rlhf) -> None:
     options = ("--data", "preferencedata", "--data.path", write(), "--data.batch_size", "2")
-    code, _, err = rlhf.run(*FIT, "--algo", "rewardmodel", *options, "--trainer.default_root_dir", "out")
-    assert code == 0, err
-    code, out, err = rlhf.run("export", "out/checkpoints/last.ckpt", "model")
-    assert code == 0, err
+    rlhf.succeeds(*FIT, "--algo", "rewardmodel", *options, "--trainer.default_root_dir", "out")
+    out = rlhf.succeeds("export", "out/checkpoints/last.ckpt", "model")
     assert out.endswith("exported reward of out/checkpoints/last.ckpt to model\n")
     assert json.loads(Path("model/config.json").read_text())["architectures"] == [
         "LlamaForSequenceClassification"

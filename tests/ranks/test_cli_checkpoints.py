@@ -78,8 +78,7 @@ def test_the_rates_that_are_shown_go_on(rlhf: Rlhf) -> None:
     for root, runs in (("whole", ("4",)), ("cut", ("2", "4"))):
         there = ("--trainer.default_root_dir", root, "--trainer.logger.save_dir", root, "--ckpt_path", "last")
         for steps in runs:
-            code, _, err = rlhf.run(*words, *there, "--trainer.max_steps", steps)
-            assert code == 0, err
+            rlhf.succeeds(*words, *there, "--trainer.max_steps", steps)
         tables = [csv_file(path.parent) for path in sorted(Path(root).rglob("metrics.csv"))]
         shown.append([rate for table in tables for rate in table["lr-RemoteOptimizer/critic"]])
         taken = [rate for table in tables for rate in table["critic/lr"]]
@@ -111,8 +110,7 @@ def test_evaluating_elsewhere_warns_of_nothing(
 ) -> None:
     words = ("--algo", "ppo", *SHORT, "--strategy", "local", "--trainer.logger", "false")
     few = ("--algo.actor.sampling.max_new_tokens", "2", "--ckpt_path", str(trained))
-    code, out, err = rlhf.run("predict", *words, *few)
-    assert code == 0, err
+    out = rlhf.succeeds("predict", *words, *few)
     assert out.endswith("predictions: runs/predictions.jsonl\n")
     assert [str(each.message) for each in recwarn if "dirpath" in str(each.message)] == []
 
@@ -204,8 +202,7 @@ def test_a_job_of_slurm_does_not_go_on_from_anothers_warning(
     words = (command, "--algo", "ppo", *SHORT, *few, "--strategy", "local", "--trainer.logger", "false")
     assert rlhf.refused(*words).startswith(f"{left}: an earlier job of Slurm was warned and has left this")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    code, _, err = rlhf.run(*words, *(("--trainer.max_steps", "2") if command == "fit" else ()))
-    assert code == 0, err
+    rlhf.succeeds(*words, *(("--trainer.max_steps", "2") if command == "fit" else ()))
     if command == "fit":
         last = checkpoint.read_state(Path("runs/checkpoints/last.ckpt"))
         batches = last["loops"]["fit_loop"]["epoch_loop.batch_progress"]  # type: ignore[index]
@@ -318,13 +315,11 @@ def test_another_model_than_the_one_it_began_with(
     data = ("--data.batch_size", "2", "--data.num_rows", "8", "--data.num_val_rows", "0")
     words = (*FIT, *data, "--strategy", "local", "--ckpt_path", str(trained), "--trainer.max_steps", "3")
     other = ("--algo.reference.path", "base", "--trainer.default_root_dir", "runs")
-    code, _, err = rlhf.run(*words, *other)
-    assert code == 0, err
+    rlhf.succeeds(*words, *other)
     assert f"its reference began with embedded, and this run's with {Path('base').absolute()}." in caplog.text
     assert "its actor began" not in caplog.text
     caplog.clear()
-    code, _, err = rlhf.run(*words, "--trainer.default_root_dir", "same")
-    assert code == 0, err
+    rlhf.succeeds(*words, "--trainer.default_root_dir", "same")
     assert "began with" not in caplog.text
 
 

@@ -143,8 +143,7 @@ def test_the_options_of_a_class_may_stand_before_its_name(
         "data: {class_path: taskdata, init_args: {batch_size: 4}}\n",
         encoding="utf-8",
     )
-    code, out, err = rlhf.run("fit", *words, "--print_config")
-    assert code == 0, err
+    out = rlhf.succeeds("fit", *words, "--print_config")
     found = yaml.safe_load(out)
     algo, data = found["algo"], found["data"]["init_args"]
     said = (algo["class_path"].rpartition(".")[2], algo["init_args"]["group_size"], data["batch_size"])
@@ -157,11 +156,10 @@ def test_options_of_a_class_that_nobody_has_named(rlhf: Rlhf) -> None:
 
 
 def test_predict_has_no_option_that_nothing_reads(rlhf: Rlhf) -> None:
-    code, out, _ = rlhf.run("predict", "--help")
-    assert code == 0
+    out = rlhf.succeeds("predict", "--help")
     assert "--ckpt_path" in out
     assert "return_predictions" not in out
-    code, out, _ = rlhf.run("predict", "--algo", "ppo", "--print_config")
+    out = rlhf.succeeds("predict", "--algo", "ppo", "--print_config")
     Path("mine.yaml").write_text(out, encoding="utf-8")
     for command in ("fit", "validate"):
         assert rlhf.run(command, "-c", "mine.yaml", "--print_config")[0] == 0

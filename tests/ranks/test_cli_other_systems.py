@@ -54,8 +54,7 @@ def test_the_parser_takes_what_is_answered(rlhf: Rlhf, kind: str) -> None:
         if mine := sorted(left & set(option_paths(cls))):
             others = ["--algo", "grpo", "--data", "promptdata", "--data.path", "x"]
             words = [*others, f"--{kind}", short, *(f"--{kind}.{path}={a_value(cls, path)}" for path in mine)]
-            code, _, err = rlhf.run("fit", *words, "--print_config")
-            assert code == 0, err
+            rlhf.succeeds("fit", *words, "--print_config")
             left -= set(mine)
     assert not left
 
@@ -68,5 +67,4 @@ def test_the_parser_takes_the_callbacks_and_loggers_that_are_answered(rlhf: Rlhf
     loggers = [words for words in found if "logger" in words]
     for words in (*loggers, " ".join(sorted(set(found) - set(loggers)))):
         filled = [STAND_FOR.get(word, word) for word in words.split()]
-        code, _, err = rlhf.run("fit", "--algo", "grpo", "--data", "taskdata", *filled, "--print_config")
-        assert code == 0, err
+        rlhf.succeeds("fit", "--algo", "grpo", "--data", "taskdata", *filled, "--print_config")

@@ -27,11 +27,9 @@ LOGGER = ("--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "runs")
 
 def same_again(rlhf: Rlhf, *words: str) -> None:
     """Print a configuration, and that of it."""
-    code, first, err = rlhf.run("fit", *words, "--print_config")
-    assert code == 0, err
+    first = rlhf.succeeds("fit", *words, "--print_config")
     Path("mine.yaml").write_text(first, encoding="utf-8")
-    code, second, err = rlhf.run("fit", "-c", "mine.yaml", "--print_config")
-    assert code == 0, err
+    second = rlhf.succeeds("fit", "-c", "mine.yaml", "--print_config")
     assert second == first
 
 
@@ -64,17 +62,15 @@ def test_texts_are_those_that_yaml_reads(rlhf: Rlhf) -> None:
     template, stops = r'"Q: {prompt}\nA:"', r"""["\n\n", 'a\b', "it's", "é\u2028"]"""
     words = ["--algo", "grpo", "--algo.actor.sampling.stop_strings", stops, *FILE]
     words += ["--data.prompt_template", template, r'--algo.reward.separator="\n\n"', "--trace", "'a b'"]
-    code, out, err = rlhf.run("fit", *words, "--print_config")
-    assert code == 0, err
+    out = rlhf.succeeds("fit", *words, "--print_config")
     given = yaml.safe_load(out)
     roles, data = given["algo"]["init_args"], given["data"]["init_args"]
     assert roles["actor"]["init_args"]["sampling"]["stop_strings"] == yaml.safe_load(stops)
     assert (data["prompt_template"], data["data_source"]) == ("Q: {prompt}\nA:", "12")
     assert (roles["reward"]["init_args"]["separator"], given["trace"]) == ("\n\n", "a b")
-    code, out, err = rlhf.run(
+    out = rlhf.succeeds(
         "fit", "--algo", "ppo", *PARTS, "--data.main.prompt_template", template, "--print_config"
     )
-    assert code == 0, err
     main = yaml.safe_load(out)["data"]["init_args"]["main"]["init_args"]
     assert (main["prompt_template"], main["path"]) == ("Q: {prompt}\nA:", "a.jsonl")
 
@@ -84,8 +80,7 @@ def test_null_is_taken_at_every_depth(rlhf: Rlhf, null: str) -> None:
     options = ("algo.stop_kl", "algo.kl.target", "algo.value_loss.clip", "algo.policy_loss.dual_clip")
     others = ("algo.actor.dtype", "algo.scaling.reward_clip", "algo.actor.lora")
     words = [word for option in options + others for word in (f"--{option}", null)]
-    code, out, err = rlhf.run("fit", "--algo", "ppo", *words, "--print_config")
-    assert code == 0, err
+    out = rlhf.succeeds("fit", "--algo", "ppo", *words, "--print_config")
     given = yaml.safe_load(out)["algo"]["init_args"]
     for option in (*options, *others):
         part = given
@@ -96,8 +91,7 @@ def test_null_is_taken_at_every_depth(rlhf: Rlhf, null: str) -> None:
 
 def test_none_is_null_as_a_whole_value_alone(rlhf: Rlhf) -> None:
     words = ("--data", "promptdata", "--data.path", "x.jsonl", "--data.prompt_template", "{prompt} x=None")
-    code, out, err = rlhf.run("fit", "--algo", "ppo", *words, "--algo.stop_kl=None", "--print_config")
-    assert code == 0, err
+    out = rlhf.succeeds("fit", "--algo", "ppo", *words, "--algo.stop_kl=None", "--print_config")
     given = yaml.safe_load(out)
     assert given["data"]["init_args"]["prompt_template"] == "{prompt} x=None"
     assert given["algo"]["init_args"]["stop_kl"] is None

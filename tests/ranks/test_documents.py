@@ -44,8 +44,7 @@ def test_a_command_is_accepted(
         (tmp_path / words[0]).mkdir()
         assert f"{words[0]}: is a directory" in rlhf.refused(kind, *words)
     else:
-        code, _, err = rlhf.run(kind, *words)
-        assert code == 0, err
+        rlhf.succeeds(kind, *words)
 
 
 def test_the_first_run_is_configured_as_its_file_says(
@@ -55,8 +54,7 @@ def test_the_first_run_is_configured_as_its_file_says(
     (written,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text(written)
-    code, out, err = rlhf.run("fit", "-c", "run.yaml", "--print_config")
-    assert code == 0, err
+    out = rlhf.succeeds("fit", "-c", "run.yaml", "--print_config")
     actor = yaml.safe_load(out)["algo"]["init_args"]["actor"]["init_args"]
     assert (actor["dtype"], actor["optimizer"]["warmup_steps"]) == ("bfloat16", 10)
 

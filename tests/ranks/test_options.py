@@ -134,8 +134,7 @@ def test_strategies_in_files_of_ones_own(
     rlhf: Rlhf, strategy: str, words: tuple[str, ...], seen: str
 ) -> None:
     options = [f"--strategy.{word}" if i % 2 == 0 else word for i, word in enumerate(words)]
-    code, _, err = rlhf.run(*FIT, "--strategy", strategy, *options, "--trainer.default_root_dir", "out")
-    assert code == 0, err
+    rlhf.succeeds(*FIT, "--strategy", strategy, *options, "--trainer.default_root_dir", "out")
     assert Path("seen").read_text() == seen
 
 
@@ -143,8 +142,7 @@ def test_strategies_in_files_of_ones_own(
 def test_a_role_of_ones_own_has_options_of_its_own(rlhf: Rlhf) -> None:
     words = ("--strategy", "local", "--trainer.default_root_dir", "out")
     mine = ("--algo", "ones_own.Rewarded", "--algo.reward.bonus", "2", "--algo.reward.http.retries", "7")
-    code, _, err = rlhf.run(*FIT, *words, *mine)
-    assert code == 0, err
+    rlhf.succeeds(*FIT, *words, *mine)
     assert Path("seen").read_text() == "2.0 7"
 
 
@@ -258,8 +256,7 @@ def test_what_a_configuration_leaves_null_is_made(rlhf: Rlhf, tmp_path: Path) ->
     given = Settings(advantages="workers")
     assert HybridEngine3D(settings=given).settings == Settings(engine="megatron", advantages="workers")
     assert HybridEngine3D(settings=Settings(engine="megatron")).settings.engine == "megatron"
-    code, out, _ = rlhf.run("fit", "--algo", "sft", "--strategy", "hybrid3d", "--print_config")
-    assert code == 0
+    out = rlhf.succeeds("fit", "--algo", "sft", "--strategy", "hybrid3d", "--print_config")
     assert "    settings: null\n" in out
     (tmp_path / "mine.yaml").write_text(
         "algo: sft\ndata: {class_path: taskdata, init_args: {completions: true}}\n"

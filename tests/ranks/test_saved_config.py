@@ -35,8 +35,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("root", ["runs", "."])
 def test_a_configuration_is_not_written_over(rlhf: Rlhf, root: str) -> None:
     logger = ("--trainer.logger", "service.Service", "--trainer.default_root_dir", root)
-    code, _, err = rlhf.run("fit", "--config=config.yaml", *logger, "--algo.gamma", "0.5")
-    assert code == 0, err
+    rlhf.succeeds("fit", "--config=config.yaml", *logger, "--algo.gamma", "0.5")
     assert Path("config.yaml").read_text() == MINE
     written = Path(root, "config.yaml" if root == "runs" else "config-v1.yaml")
     assert "gamma: 0.5" in written.read_text()
@@ -58,8 +57,7 @@ def test_options_from_a_file_of_their_own_are_written_with_the_others(rlhf: Rlhf
     given = "{logger: false, max_steps: 3, limit_val_batches: 0, enable_checkpointing: false}"
     Path("trainer.yaml").write_text(given, encoding="utf-8")
     options = ("--trainer.max_steps", "2", "--trainer.default_root_dir", root)
-    code, _, err = rlhf.run("fit", "--config=config.yaml", "--trainer", "trainer.yaml", *options)
-    assert code == 0, err
+    rlhf.succeeds("fit", "--config=config.yaml", "--trainer", "trainer.yaml", *options)
     assert Path("trainer.yaml").read_text() == given
     written = Path(root, "config.yaml" if root == "runs" else "config-v1.yaml")
     assert "max_steps: 2" in written.read_text()

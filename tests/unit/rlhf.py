@@ -38,6 +38,12 @@ class Rlhf:
                 code = end.code if isinstance(end.code, int) else int(end.code is not None)
         return code, *self.capfd.readouterr()
 
+    def succeeds(self, *words: str) -> str:
+        """The standard output of a command that ends with 0."""
+        code, out, err = self.run(*words)
+        assert code == 0, err
+        return out
+
     def refused(self, *words: str) -> str:
         """The one message with which a command is refused."""
         code, _, err = self.run(*words)

@@ -70,6 +70,23 @@ def test_steps_are_recorded_by_size_the_second_time(monkeypatch: pytest.MonkeyPa
     assert len(records) == 3
 
 
+def refused(decoder: Counting, message: str) -> None:
+    """Three steps of 5 rows, the second of which is not recorded, and says why."""
+    step, _, _ = steps(decoder)
+    step(5)
+    with pytest.warns(UserWarning, match=message):
+        step(5)
+    step(5)
+    assert decoder.sizes == [32, 32, 5]
+
+
+def sizes_in_the_next_generation(decoder: Counting) -> list[int]:
+    later, _, _ = steps(decoder)
+    for _ in range(3):
+        later(5)
+    return decoder.sizes[3:]
+
+
 def test_steps_that_cannot_be_recorded_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = Counting("unrecordable")
 
@@ -78,20 +95,9 @@ def test_steps_that_cannot_be_recorded_are_computed(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(GraphCapture, "capture", refuse)
     monkeypatch.setattr(cuda_graphs, "_not_capturable", set())
-    step, _, _ = steps(decoder)
-    step(5)
-    with pytest.warns(UserWarning, match="steps of unrecordable cannot be captured.*not permitted"):
-        step(5)
-    step(5)
-    assert decoder.sizes == [32, 32, 5]
-    later, _, _ = steps(decoder)
-    for _ in range(3):
-        later(5)
-    assert decoder.sizes[3:] == [5, 5, 5]
-    another, _, _ = steps(Counting("other"))
-    another(5)
-    with pytest.warns(UserWarning, match="steps of other"):
-        another(5)
+    refused(decoder, "steps of unrecordable cannot be captured.*not permitted")
+    assert sizes_in_the_next_generation(decoder) == [5, 5, 5]
+    refused(Counting("other"), "steps of other")
 
 
 @pytest.mark.parametrize("torn", [False, True])
@@ -108,17 +114,9 @@ def test_steps_for_which_no_memory_was_left_are_captured_in_the_next_generation(
                 raise RuntimeError("operation failed due to a previous error during capture")
 
     monkeypatch.setattr(GraphCapture, "capture", refuse)
-    step, _, _ = steps(decoder)
-    step(5)
-    with pytest.warns(UserWarning, match="no memory was left to capture decoding steps of counting"):
-        step(5)
-    step(5)
-    assert decoder.sizes == [32, 32, 5]
+    refused(decoder, "no memory was left to capture decoding steps of counting")
     monkeypatch.setattr(GraphCapture, "capture", lambda _, compute: compute)
-    later, _, _ = steps(decoder)
-    for _ in range(3):
-        later(5)
-    assert decoder.sizes[3:] == [32, 32, 32]
+    assert sizes_in_the_next_generation(decoder) == [32, 32, 32]
 
 
 def test_ranks_that_wait_for_others_record_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,29 +146,28 @@ def test_layers_of_one_step_may_differ(lengths: list[int], kind: str, request: p
         torch.testing.assert_close(step.attend_by_token(*tokens, layer), expected)
 
 
-@pytest.mark.usefixtures("flashing")
-def test_a_window_is_where_the_keys_of_a_step_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    windows: list[tuple[int, int]] = []
+@pytest.fixture
+def windows(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Those that the kernel is called with."""
+    found: list[tuple[int, int]] = []
 
     def noted(query: Tensor, *_: object, window_size: tuple[int, int], **__: object) -> Tensor:
-        windows.append(window_size)
+        found.append(window_size)
         return query
 
     monkeypatch.setattr(flash, "varlen_attn", noted)
+    return found
+
+
+@pytest.mark.usefixtures("flashing")
+def test_a_window_is_where_the_keys_of_a_step_begin(windows: list[tuple[int, int]]) -> None:
     step = GPUDecode(Cache(2, CAPACITY), torch.tensor([3, 7]))
     step.attend_by_token(*turn(2, 2, 2), Layer(0, 0.3, WINDOW))
     assert windows == [(-1, -1)]
 
 
-def test_one_query_a_row_without_a_window_leaves_its_heads_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_query_a_row_without_a_window_leaves_its_heads_together(windows: list[tuple[int, int]]) -> None:
     """Seven times as fast on an H100: kernels take the queries of a group for a sequence only then."""
-    windows: list[object] = []
-
-    def noted(query: Tensor, *_: object, window_size: tuple[int, int], **__: object) -> Tensor:
-        windows.append(window_size)
-        return query
-
-    monkeypatch.setattr(flash, "varlen_attn", noted)
     starts, tokens = torch.arange(3, dtype=torch.int32), torch.zeros(2, 1, SIZE)
     for queries, window in ((1, 0), (1, 9), (1, 5), (2, 0), (2, 5)):
         spans = Spans(queries=starts, keys=starts, most_queries=queries, most_keys=9)

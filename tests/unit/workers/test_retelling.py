@@ -62,6 +62,14 @@ CHATML = (
 """A line break behind the end of each turn, as Qwen has it."""
 
 
+def trained_on(messages: list[dict[str, str]], answer: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokens from which a judge learns."""
+    answers = (Answer(pieces=(answer,)),)
+    draft = Draft(row={}, prompt=messages, prompt_field="prompt", where="row 1", answers=answers)
+    encoded = encode_drafts([draft], tokenizer, Format(chat_template=True), name="rows")
+    return [*encoded.prompts[0], *(encoded.responses or [])[0]]
+
+
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_number_may_stand_where_models_trained_here_have_it(tmp_path: Path, *, ended: bool) -> None:
     plain = build_byte_tokenizer()
@@ -69,11 +77,7 @@ def test_a_number_may_stand_where_models_trained_here_have_it(tmp_path: Path, *,
     plain.save_pretrained(tmp_path)
     tokenizer = load_tokenizer(str(tmp_path))
     messages = MESSAGES[1:]
-    draft = Draft(
-        row={}, prompt=messages, prompt_field="prompt", where="row 1", answers=(Answer(pieces=("cd",)),)
-    )
-    encoded = encode_drafts([draft], tokenizer, Format(chat_template=True), name="rows")
-    trained = [*encoded.prompts[0], *(encoded.responses or [])[0]]
+    trained = trained_on(messages, "cd", tokenizer)
     assert trained == [260, *b"ab", END, 10, 261, *b"cd", END]
     row: dict[str, object] = {"prompt": "as the actor read them", "prompt_messages": messages}
     for reads_to, expected in (("end", trained if ended else trained[:-1]), ("template", [*trained, 10])):
@@ -89,11 +93,7 @@ def test_a_response_begins_as_the_judge_was_trained_on_it(tmp_path: Path, betwee
     template = f"{{% for m in messages %}}{turn}{{% endfor %}}".replace("BETWEEN", between)
     tokenizer = load_tokenizer(write_spacing(tmp_path, "\n235+=", template=template))
     messages = [{"role": "user", "content": "2+3"}]
-    draft = Draft(
-        row={}, prompt=messages, prompt_field="prompt", where="row 1", answers=(Answer(pieces=("5",)),)
-    )
-    encoded = encode_drafts([draft], tokenizer, Format(chat_template=True), name="rows")
-    trained = [*encoded.prompts[0], *(encoded.responses or [])[0]]
+    trained = trained_on(messages, "5", tokenizer)
     row: dict[str, object] = {"prompt": "as the actor read them", "prompt_messages": messages}
     rows = Retelling(tokenizer=tokenizer, reads_to="end").rows([row], ["5"], ended=[True])
     assert [*rows["prompt_ids"][0].tolist(), *rows["response_ids"][0].tolist()] == trained
