@@ -30,7 +30,7 @@ class OffloadedParts:
 
     def __init__(self, path: str, *, device: torch.device) -> None:
         self._path, self._device = path, device
-        self._parts: dict[Part, Parked | Freed | None] = {}
+        self._parts: dict[Part, Parked | Freed] = {}
         self._dropped: set[Part] = set()
         self.frees = device.type != "cpu"
         """Whether memory moves."""
@@ -46,15 +46,14 @@ class OffloadedParts:
         for part in parts:
             if part not in self._parts:
                 here = self._here(tensors_of(part)) if self.frees else []
-                held = Freed(here) if part in zeros else Parked(here, name=f"{self._path}: its {part}")
-                self._parts[part] = held if self.frees else None
+                name = f"{self._path}: its {part}"
+                self._parts[part] = Freed(here) if part in zeros else Parked(here, name=name)
 
     def reload(self, parts: Iterable[Part]) -> None:
         """Bring parts back to the device; those that are there stay as they are."""
         for part in parts:
-            held = self._parts.pop(part, None)
-            if held is not None:
-                held.restore()
+            if part in self._parts:
+                self._parts.pop(part).restore()
 
     def drop(self, part: Part, tensors_of: TensorsOf) -> None:
         """Free for good a part that nothing needs, since the model does not learn."""
@@ -80,7 +79,7 @@ class OffloadedParts:
     @property
     def size_bytes(self) -> int:
         """Bytes that `reload` of all parts would bring back to the device."""
-        return sum(held.brings_bytes for held in self._parts.values() if held is not None)
+        return sum(held.brings_bytes for held in self._parts.values())
 
     def memory(self, tensors_of: TensorsOf) -> dict[str, int]:
         """See `TrainEngine.memory`."""
@@ -138,7 +137,6 @@ class Parked:
                 part.copy_(piece, non_blocking=True)
         if self._leaving is not None:
             self._leaving.settle()
-        self._parked.clear()
 
     def _moved(self, storage: torch.UntypedStorage, blocks: _Blocks) -> list[Tensor]:
         whole = _bytes(storage)
@@ -253,17 +251,12 @@ class Freed:
         for storage, size in self._freed:
             storage.resize_(size)
             _bytes(storage).zero_()
-        self._freed.clear()
 
 
 def storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
     """The storages behind the tensors, each once."""
-    found = {}
-    for tensor in tensors:
-        storage = local(tensor.detach()).untyped_storage()
-        if storage.nbytes():
-            found[storage.data_ptr()] = storage
-    return list(found.values())
+    found = (local(tensor.detach()).untyped_storage() for tensor in tensors)
+    return list({storage.data_ptr(): storage for storage in found}.values())
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from rlhf_lightning.engines import offload
-from rlhf_lightning.engines.offload import OffloadedParts
+from rlhf_lightning.engines.offload import OffloadedParts, Parked, Part
 from tests.unit.pretended import GPU, pretended
 
 KIB = 2**10
@@ -67,6 +67,9 @@ def test_many_shards_are_pinned_in_few_whole_blocks(
         parts = OffloadedParts("model", device=GPU)
         parts.offload(["optimizer"], lambda _: tensors)
         assert pinning.asked == blocks
+        held = parts._parts["optimizer"]
+        assert isinstance(held, Parked)
+        assert not any(piece.storage_offset() % 512 for _, host in held._parked for piece in host)
         assert {tensor.untyped_storage().nbytes() for tensor in tensors} == {0}
         assert parts.size_bytes == parts.memory(lambda _: [])["host"] == sum(sizes)
         parts.reload(["optimizer"])
@@ -74,6 +77,23 @@ def test_many_shards_are_pinned_in_few_whole_blocks(
         for number, (size, tensor) in enumerate(zip(sizes, tensors, strict=True)):
             assert torch.equal(tensor, written(size, number))
         assert parts.size_bytes == 0
+
+
+def test_what_is_on_the_host_anyway_stays_and_counts_there() -> None:
+    with pretended():
+        there, here = written(KIB, 1), torch.zeros(3 * KIB, dtype=torch.uint8)
+        parts = OffloadedParts("model", device=GPU)
+
+        def tensors_of(part: Part) -> list[Tensor]:
+            return [there, here] if part == "optimizer" else []
+
+        held = {"parameters": 0, "gradients": 0, "optimizer": KIB, "host": 3 * KIB}
+        assert parts.memory(tensors_of) == held
+        parts.offload(["optimizer"], tensors_of)
+        assert parts.memory(tensors_of) == held | {"optimizer": 0, "host": 4 * KIB}
+        assert (parts.size_bytes, here.untyped_storage().nbytes()) == (KIB, 3 * KIB)
+        parts.reload(["optimizer"])
+        assert parts.memory(tensors_of) == held
 
 
 def test_a_node_without_memory_to_pin_says_whose_and_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
