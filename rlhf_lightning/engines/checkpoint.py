@@ -54,8 +54,7 @@ def save_checkpoint(
     """Write tensors, whole or sharded, and a JSON state; replaces a checkpoint in the directory."""
     first = group is None or dist.get_rank(group) == 0
     if first:
-        _begin(directory)
-    _wait(group)
+        _begin(directory)  # before the others write: torch plans what they do on this rank
     writer = HuggingFaceStorageWriter(
         str(directory), fqn_to_index_mapping=_files(tensors), save_distributed=True
     )

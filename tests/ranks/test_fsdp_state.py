@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -131,6 +134,42 @@ def test_a_checkpoint_replaces_one_of_more_ranks(paths: dict[str, Path], tmp_pat
     assert torch.equal(loaded_one(None, spec, tmp_path)[0], flat(engine))
 
 
+def late(own: Callable[..., None]) -> Callable[..., None]:
+    """What one rank does for all, and later."""
+
+    def later(*given: object) -> None:
+        time.sleep(0.3)
+        own(*given)
+
+    return later
+
+
+def saved_late(group: dist.ProcessGroup, spec: ModelSpec, directory: Path) -> list[list[str]]:
+    """What is there for a rank that has saved, in both ways, where the first begins and ends later."""
+    checkpoint._begin, checkpoint._end = late(checkpoint._begin), late(checkpoint._end)
+    rank, wait, engine = group.rank(), partial(dist.barrier, group), FSDPEngine(spec, group=group)
+    part = {f"of {rank}": torch.zeros(1)}
+    ways: dict[str, Callable[[Path], None]] = {
+        "sharded": engine.save,
+        "gathered": lambda path: checkpoint.save_gathered(path, [part], {}, shapes={}, rank=rank, wait=wait),
+    }
+    found = []
+    for way, save in ways.items():
+        save(directory / way)
+        found.append(sorted(file.name[:11] for file in (directory / way).iterdir()))
+    return found
+
+
+def test_ranks_write_and_go_on_only_when_the_first_has_begun_and_ended(
+    paths: dict[str, Path], tmp_path: Path
+) -> None:
+    for way in ("sharded", "gathered"):
+        (tmp_path / way).mkdir()
+        (tmp_path / way / "shard-00003-model-00001.safetensors").touch()
+    files = ["engine.json", "shard-00001", "shard-00002"]
+    assert spmd.run(2, saved_late, tiny.spec(paths["lm"]), tmp_path) == [[files, files]] * 2
+
+
 def test_wrong_checkpoints_are_refused(paths: dict[str, Path], tmp_path: Path) -> None:
     engine = FSDPEngine(tiny.spec(paths["lm"]))
     step(engine)
@@ -145,6 +184,11 @@ def test_wrong_checkpoints_are_refused(paths: dict[str, Path], tmp_path: Path) -
         (tmp_path / "engine.json").write_text(json.dumps(state))
         with pytest.raises(ValueError, match=message):
             engine.load(tmp_path)
+    engine.save(tmp_path)
+    for file in tmp_path.glob("*.safetensors"):
+        file.unlink()
+    with pytest.raises(RuntimeError, match="Missing key"):  # not torch's CheckpointException, no `Exception`
+        engine.load(tmp_path)
     assert torch.equal(flat(engine), before)
     assert engine.memory()["optimizer"] > 0
 
@@ -185,6 +229,7 @@ def exported(group: dist.ProcessGroup | None, spec: ModelSpec, head: Head, direc
     return flat(engine)
 
 
+@pytest.mark.filterwarnings("error:torch.distributed is disabled")
 def test_weights_come_without_the_optimizer(paths: dict[str, Path], tmp_path: Path) -> None:
     engine, fresh = (FSDPEngine(tiny.spec(paths["lm"])) for _ in range(2))
     step(engine, None)
@@ -233,11 +278,15 @@ def away(engine: FSDPEngine) -> None:
         engine.optimizer_step()
     with pytest.raises(RuntimeError, match="parameters, gradients are offloaded"):
         engine.accumulate(tiny.rows(), Fit(), tiny.counts(), temperature=1.0)
-    for call in (engine.weights, engine.gathered, engine.give_weights, lambda: engine.take_weights([])):
+    uses: tuple[Callable[[], object], ...] = (
+        *(engine.weights, engine.gathered, engine.give_weights),
+        lambda: engine.take_weights([]),
+        lambda: engine.follow_weights(torch.zeros(0), decay=0.5),
+        lambda: engine.export_adapters(Path("nowhere")),
+    )
+    for use in uses:
         with pytest.raises(RuntimeError, match="parameters are offloaded"):
-            call()
-    with pytest.raises(RuntimeError, match="parameters are offloaded"):
-        engine.follow_weights(torch.zeros(0), decay=0.5)
+            use()
     for act in (engine.save, engine.load):
         with pytest.raises(RuntimeError, match="parameters, optimizer are offloaded"):
             act(Path("nowhere"))

@@ -186,6 +186,7 @@ class FSDPEngine(TrainEngine):
 
     def export_adapters(self, directory: Path) -> None:
         """Write only the adapters, in peft's format; from one process."""
+        self._offloaded.refuse("parameters")
         export_adapters(directory, self._weights.stored, like=self._model, spec=self._spec)
 
     def give_weights(self, *, wanted: bool = True) -> Tensor:
