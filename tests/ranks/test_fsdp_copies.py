@@ -148,6 +148,20 @@ def test_copies_with_different_numbers_of_micro_batches_stay_equal(
         assert torch.equal(found, ranks[0][0])
 
 
+def unused(group: dist.ProcessGroup, spec: ModelSpec) -> bool:
+    """Whether a step leaves a parameter as it is that no pass has used."""
+    engine = engine_of(group, spec, FSDP(shard=1))
+    engine.accumulate(tiny.rows()[group.rank() :: group.size()], Fit(), tiny.counts(), temperature=1.0)
+    master = engine._weights.masters["model.norm.weight"]
+    master.grad, before = None, master.detach().clone()
+    engine.optimizer_step()
+    return torch.equal(master, before)
+
+
+def test_copies_sum_the_gradients_that_there_are(paths: dict[str, Path]) -> None:
+    assert spmd.run(2, unused, tiny.spec(paths["lm"])) == [True, True]
+
+
 def norm(group: dist.ProcessGroup, spec: ModelSpec) -> float:
     """By which a rank clips where the second copy has other gradients, as rounding might do."""
     engine = engine_of(group, spec, FSDP(shard=2))
