@@ -39,10 +39,11 @@ def _set(parameters: dict[str, nn.Parameter], gradient: float) -> None:
 
 def test_it_is_adamw_on_the_clipped_gradient() -> None:
     ours, theirs = _parameters(), _parameters()
-    spec = OptimizerSpec(lr=0.1, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.5, grad_clip=1.0)
+    spec = OptimizerSpec(lr=0.3, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.5, grad_clip=1.0, warmup_steps=2)
     optimizer = ClippedAdamW(ours, spec, group=None)
-    expected = torch.optim.AdamW(theirs.values(), lr=0.1, betas=(0.8, 0.9), eps=1e-3, weight_decay=0.5)
-    for gradient in (0.2, 4.0, -3.0):
+    expected = torch.optim.AdamW(theirs.values(), betas=(0.8, 0.9), eps=1e-3, weight_decay=0.5)
+    for gradient, rate in ((0.2, 0.1), (4.0, 0.2), (-3.0, 0.3)):
+        expected.param_groups[0]["lr"] = rate
         _set(ours, gradient)
         _set(theirs, gradient)
         report = optimizer.step()
@@ -92,6 +93,9 @@ def test_the_state_of_other_parameters_is_refused() -> None:
     optimizer = ClippedAdamW(_parameters(), OptimizerSpec(), group=None)
     with pytest.raises(ValueError, match="of another model, this one has no c"):
         optimizer.restore({"steps": 1, "skipped_steps": 0, "moment_steps": {"a": 1, "c": 1}})
+    for name in (state := optimizer.state()):
+        with pytest.raises(ValueError, match=r"or moment_steps is missing\. Type the directory"):
+            optimizer.restore({key: value for key, value in state.items() if key != name})
 
 
 def test_ranks_without_gradients_meet_the_others_on_their_device() -> None:
