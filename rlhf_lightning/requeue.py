@@ -71,7 +71,7 @@ class Requeue(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The same, so that a signal of this time does not wait for a whole further iteration."""
-        if trainer.state.fn == "fit" and not trainer.sanity_checking and trainer.global_step:
+        if trainer.global_step:
             self._heed(trainer)
 
     def _heed(self, trainer: Trainer) -> None:

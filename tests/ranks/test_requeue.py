@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlhf_lightning.algos import GRPO
-from rlhf_lightning.callbacks import LastCheckpoint
+from rlhf_lightning.callbacks import LastCheckpoint, ValidateFirst
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.requeue import Requeue
@@ -24,13 +25,15 @@ JOB = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_JO
 class Noted(GRPO):
     """Keeps the rows of its iterations; in the second one something happens."""
 
+    when = 2
+
     def on_fit_start(self) -> None:
         self.rows: list[list[int]] = []
 
     def step(self, batch: Batch) -> Metrics:
         self.rows.append(batch["row_ids"].tolist())
         metrics = super().step(batch)
-        if len(self.rows) == 2:
+        if len(self.rows) == self.when:
             self.happen()
         return metrics
 
@@ -44,6 +47,12 @@ class Warned(Noted):
     def happen(self) -> None:
         """As `sbatch --signal=USR1@90` does."""
         os.kill(os.getpid(), signal.SIGUSR1)
+
+
+class WarnedAtOnce(Warned):
+    """In the first one."""
+
+    when = 1
 
 
 class Ended(Warned):
@@ -79,6 +88,15 @@ class WarnedLater(Validated):
             os.kill(os.getpid(), signal.SIGUSR1)
 
 
+class Removing(Warned):
+    """Somebody removes the checkpoint of the first warning before the next one, which takes its name."""
+
+    def happen(self) -> None:
+        """As `Warned` does, after that."""
+        shutil.rmtree(Path(self.trainer.default_root_dir) / "hpc_ckpt_1.ckpt")
+        super().happen()
+
+
 class Impatient(Noted):
     """Saves itself."""
 
@@ -88,14 +106,21 @@ class Impatient(Noted):
 
 
 def fit(
-    kind: type[Noted], root: Path, *, steps: int = 3, last: LastCheckpoint | None = None, resume: str = ""
+    kind: type[Noted],
+    root: Path,
+    *,
+    steps: int = 3,
+    last: LastCheckpoint | None = None,
+    resume: str = "",
+    fast_dev_run: int = 0,
 ) -> Noted:
     algorithm = grpo(kind)
     assert isinstance(algorithm, kind)
     data = TaskData(batch_size=2, num_rows=8, num_val_rows=2 * issubclass(kind, Validated))
-    kept: dict[str, Any] = {"callbacks": [last], "enable_checkpointing": True} if last else {}
+    kept: dict[str, Any] = {"fast_dev_run": fast_dev_run}
+    kept |= {"callbacks": [last], "enable_checkpointing": True} if last else {}
     if data.num_val_rows:
-        kept |= {"limit_val_batches": 1, "val_check_interval": 2, "num_sanity_val_steps": 1}
+        kept |= {"limit_val_batches": 1, "val_check_interval": 2, "callbacks": [ValidateFirst()]}
     trainer(Local(), root, steps=steps, **kept).fit(algorithm, datamodule=data, ckpt_path=resume or None)
     return algorithm
 
@@ -127,7 +152,7 @@ def test_slurms_warning_waits_for_the_end_of_the_iteration(tmp_path: Path, asked
     assert repeated.rows == uninterrupted.rows[2:]
 
 
-@pytest.mark.parametrize("at", [2, 4], ids=["within an epoch", "at its end"])
+@pytest.mark.parametrize("at", [0, 2, 4], ids=["before the first", "within an epoch", "at its end"])
 def test_slurms_warning_waits_for_the_end_of_a_validation_alone(
     at: int, tmp_path: Path, asked: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,10 +163,11 @@ def test_slurms_warning_waits_for_the_end_of_a_validation_alone(
     assert uninterrupted.after == [0, 2, 4, 6]
     fit(WarnedLater, root, steps=5)
     assert asked.read_text() == "requeue 77\n"
-    assert saved(root / "hpc_ckpt_1.ckpt") == at
+    done = at or 1  # before the first iteration it waits for that, so that none is validated first twice
+    assert saved(root / "hpc_ckpt_1.ckpt") == done
     repeated = fit(Validated, root, steps=6)
     assert isinstance(repeated, Validated)
-    assert (repeated.rows, repeated.after) == (uninterrupted.rows[at:], [*range(at + 2, 7, 2)])
+    assert (repeated.rows, repeated.after) == (uninterrupted.rows[done:], [*range(at + 2, 7, 2)])
 
 
 def test_a_trainer_that_fits_again_heeds_each_warning_once(tmp_path: Path) -> None:
@@ -221,6 +247,28 @@ def test_what_warnings_of_other_runs_have_left_stays(tmp_path: Path) -> None:
     fit(Warned, root, steps=7, resume=str(other / "hpc_ckpt_2.ckpt"))
     fit(Noted, root, steps=8)
     assert left(root) == left(other) == ["hpc_ckpt_1.ckpt", "hpc_ckpt_2.ckpt"]
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_run_to_look_whether_it_runs_removes_nothing(tmp_path: Path) -> None:
+    for steps in (1, 2):
+        fit(WarnedAtOnce, tmp_path, steps=steps)
+    looked = fit(Noted, tmp_path, fast_dev_run=5)
+    assert len(looked.rows) == 2, "it goes on from the newer"
+    assert left(tmp_path) == ["hpc_ckpt_1.ckpt", "hpc_ckpt_2.ckpt"]
+
+
+@pytest.mark.usefixtures("asked")
+def test_what_is_the_newest_that_is_there_stays(tmp_path: Path) -> None:
+    """Though somebody has removed a newer one, or the one whose name it has."""
+    root, place = tmp_path / "run", tmp_path / "run" / "checkpoints"
+    for kind, steps in ((Warned, 3), (Removing, 6), (Noted, 7)):
+        fit(kind, root, steps=steps)
+        assert left(root) == ["hpc_ckpt_1.ckpt"]
+    fit(Warned, root, steps=9, last=LastCheckpoint(place))
+    shutil.rmtree(root / "hpc_ckpt_2.ckpt")
+    fit(Noted, root, steps=10, last=LastCheckpoint(place), resume="last")
+    assert left(root) == ["hpc_ckpt_1.ckpt"]
 
 
 def test_nothing_is_saved_in_the_middle_of_an_iteration(tmp_path: Path) -> None:
