@@ -163,7 +163,7 @@ class OneStepOff(OpenRLHF):
         saved = cast("Mapping[str, object]", state.get("hyper_parameters", {})).get("group_size")
         staleness, group_size = state.get(_STALENESS), self.algorithm.hparams.get("group_size")
         data, batch_size = row_data(self.algorithm.trainer), state.get(_BATCH_SIZE)
-        if self.max_staleness == 1 and staleness not in (None, 1):
+        if self.max_staleness == 1 and staleness != 1:
             name, own, there = "strategy.max_staleness", cast(object, self.max_staleness), staleness
         elif None not in (group_size, saved) and group_size != saved:  # without one, the rows will show it
             name, own, there = "algo.group_size", group_size, saved
