@@ -87,6 +87,15 @@ class Still(Counting):
     counts: bool = False
 
 
+class Growing(Still):
+    """Has another tensor after each validation, and after the second one the first no more."""
+
+    def on_validation_epoch_end(self) -> None:
+        self.register_buffer(f"at_{self.global_step}", torch.zeros(()))
+        if self.global_step == 4:
+            del self.counted
+
+
 class Adding(Forgetful):
     """Adds to checkpoints by a function on the object itself, as Lightning's LambdaCallback does."""
 
@@ -120,7 +129,8 @@ class Noting(GRPO):
 
 
 @pytest.mark.parametrize(
-    ("kind", "saved"), [(Counting, [2, 2, 4, 4]), (Noting, [2, 2, 4, 4, 4]), (Still, [2, 4])]
+    ("kind", "saved"),
+    [(Counting, [2, 2, 4, 4]), (Noting, [2, 2, 4, 4, 4]), (Still, [2, 4]), (Growing, [2, 2, 4, 4])],
 )
 def test_what_a_validation_changes_in_the_algorithm_is_in_the_last_checkpoint(
     kind: type[GRPO], saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
