@@ -129,13 +129,11 @@ class ShardedAdamW:
             float32, in the shape of the parameter.
         """
         parameter, piece = self._parameters[name], self.piece(name)
-        mine = None if piece is None else self._tensor(piece, moment)
-        if not self._distributed:
-            assert mine is not None
-            return mine
+        if piece is not None and piece.interval is None:
+            return self._tensor(piece, moment)
         whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
-        if piece is not None and mine is not None and piece.interval is not None:
-            whole[slice(*piece.interval)] = mine
+        if piece is not None and piece.interval is not None:
+            whole[slice(*piece.interval)] = self._tensor(piece, moment)
         dist.all_reduce(whole, group=self._groups.data)
         return whole.view(parameter.shape)
 
@@ -163,7 +161,7 @@ class ShardedAdamW:
     @property
     def moment_steps(self) -> int | None:
         """Number of steps in the moments; None where there are no moments yet."""
-        states = [state for state in self._adamw.state.values() if "step" in state]
+        states = [*self._adamw.state.values()]
         return int(states[0]["step"]) if states else None
 
     def make_moments(self, steps: int | None) -> None:

@@ -55,9 +55,8 @@ def load(directory: Path, weights: Weights, optimizer: ShardedAdamW, *, trained:
     for _, group in groupby(weights.held, key=lambda param: param.place):
         params = list(group)
         names = [name for param in params for name in weights.conversion.names(param.name)]
-        tensors = {f"{kind}.{name}": torch.zeros(weights.shapes[name]) for kind in kinds for name in names}
-        stored = {name for name in tensors if name.startswith("model.") or name.partition(".")[2] in moments}
-        reader.fill({name: tensors[name] for name in sorted(stored)})
+        tensors = {f"{kind}.{name}": torch.empty(weights.shapes[name]) for kind in kinds for name in names}
+        reader.fill(tensors)
         for param, (kind, moment) in product(params, kinds.items()):
             read = {name: tensors[f"{kind}.{name}"] for name in weights.conversion.names(param.name)}
             weights.fill(param, read.__getitem__, moment)
