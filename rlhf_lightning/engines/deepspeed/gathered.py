@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -53,11 +52,7 @@ class Gathering:
         parameters = {name: self._parameters[name] for name in names}
         divided = {name: p for name, p in parameters.items() if _is_divided(p)}
         self.received_bytes += sum(_theirs(p, self._sizes[name]) for name, p in divided.items())
-        with (
-            self._scope.entered(),
-            GatheredParameters(divided.values(), enabled=bool(divided)),
-            torch.no_grad(),
-        ):
+        with self._scope.entered(), GatheredParameters(divided.values()):
             return {name: p.detach() for name, p in parameters.items()}
 
 
