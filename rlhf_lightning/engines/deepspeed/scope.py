@@ -138,8 +138,6 @@ def free(module: ZeROModule, parameters: Iterable[nn.Parameter]) -> None:
         parameters: of the module.
     """
     zero, root = module.optimizer, module.module
-    for hook in zero._grad_acc_hooks:
-        hook.remove()
     for holder in (*parameters, getattr(zero, "parameter_offload", None), zero, module):
         if holder is not None:
             vars(holder).clear()
