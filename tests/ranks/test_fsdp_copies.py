@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, optimizer
-from rlhf_lightning.engines.fsdp.mesh import model_mesh
+from rlhf_lightning.engines.fsdp.mesh import mesh_groups, model_mesh
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec
 from tests.unit import spmd
@@ -189,6 +189,11 @@ def test_a_division_that_leaves_ranks_over_is_refused() -> None:
         FSDP(shard=-1)
     for ranks in (1, 2, 4):
         FSDP(shard=2).check_ranks(ranks)
+
+
+def test_one_rank_with_rows_has_all_of_a_copy_whatever_is_said() -> None:
+    FSDP(shard=2, tensor=2).check_ranks(1)
+    assert set(mesh_groups([[4, 5]], shard=2)) == {(4, 5)}
 
 
 def groups_of(group: dist.ProcessGroup, shard: int) -> list[str]:
