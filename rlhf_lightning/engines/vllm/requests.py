@@ -127,12 +127,12 @@ class RunningRequests:
 
     def seed(self) -> None:
         """Seed the next draw of every row by its position in the response, so a pause changes no draw."""
-        batch, width = self._runner.input_batch, self._requests.seeds.shape[1]
+        batch = self._runner.input_batch
         for index, generator in batch.generators.items():
             name = batch.req_ids[index]
             row = _row(name)
             place = self._requests.begun[row] + len(self._runner.requests[name].output_token_ids)
-            generator.manual_seed(int(self._requests.seeds[row, min(place, width - 1)]))
+            generator.manual_seed(int(self._requests.seeds[row, place]))
 
     def _stopped(self, texts: StopTexts) -> set[int]:
         """Rows that have just completed a stop text, which vLLM, having no tokenizer, cannot find."""
