@@ -220,6 +220,19 @@ def test_rows_are_handed_over_as_they_end(pair: Pair) -> None:
     assert lengths[found[0][0]].max() < lengths[found[-1][0]].min()
 
 
+def test_rows_that_end_later_do_not_overtake_those_that_wait(pair: Pair) -> None:
+    """Where more end at once than a part lacks."""
+    rows = table(prompts(LENGTHS * 2))
+    said = pair(rows, Sampling(max_new_tokens=4))["response_ids"]
+    sampling = Sampling(max_new_tokens=4, stop_token_ids=(int(said[2, 1]),))
+    lengths = pair(rows, sampling)["response_mask"].sum(1)
+    longest_first = rows[lengths.argsort(descending=True)]
+    (first, _), _ = pair.engine.finished(longest_first, sampling=sampling, seed=5, parts=2)
+    early = int((lengths < 4).sum())
+    assert 0 < early < len(first)
+    assert {*range(len(rows) - early, len(rows))} < {*first.tolist()}
+
+
 def test_a_generation_may_be_left_early(pair: Pair) -> None:
     rows, sampling = table(prompts(LENGTHS)), Sampling(max_new_tokens=13, stop_token_ids=STOPS)
     whole, going = pair(rows, sampling), pair.engine.finished(rows, sampling=sampling, seed=5, parts=3)

@@ -53,9 +53,13 @@ def test_options_reach_vllm(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) ->
     (found,) = given
     assert {name: getattr(found, name) for name in same} == same
     assert (found.kv_cache_memory_bytes, found.gpu_memory_utilization) == (2**29, 0.01)
+    # On a CPU vLLM itself has it so.
+    assert (found.async_scheduling, found.disable_custom_all_reduce) == (False, True)
 
 
-def test_fewer_tokens_in_a_pass_than_rows_at_once_are_fewer_rows(spec: ModelSpec) -> None:
+def test_fewer_tokens_in_a_pass_than_rows_at_once_are_fewer_rows(
+    spec: ModelSpec, caplog: pytest.LogCaptureFixture
+) -> None:
     config = replace(SMALL, max_model_len=8, max_num_batched_tokens=8)
     assert config.max_num_batched_tokens < SMALL.max_num_seqs
     check_vllm(read_config(spec), ParallelLayout(), settings=config, on_cpu=True)
@@ -64,6 +68,7 @@ def test_fewer_tokens_in_a_pass_than_rows_at_once_are_fewer_rows(spec: ModelSpec
     answers = engine.generate(rows, sampling=DRAWN, seed=1)
     engine.close()
     assert answers["response_mask"].all()
+    assert "vLLM answers rows of at most" not in caplog.text, "as few as were asked for"
 
 
 @pytest.fixture(scope="module")

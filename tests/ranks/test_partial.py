@@ -273,15 +273,16 @@ def test_the_generator_decodes_less_than_if_it_waited_for_the_longest() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 8])
-@pytest.mark.parametrize("max_staleness", [1, 2])
-def test_what_was_in_flight_is_answered_first(max_staleness: int, steps: int) -> None:
-    before, after = generation(max_staleness), generation(max_staleness)
+@pytest.mark.parametrize(("saved", "max_staleness"), [(1, 1), (2, 2), (1, 2)])
+def test_what_was_in_flight_is_answered_first(saved: int, max_staleness: int, steps: int) -> None:
+    before, after = generation(saved), generation(max_staleness)
     first = iterations(before, steps, size=6, together=1)
     seen = [row for found in first for row in found["row_ids"].tolist()]
     after.in_flight = before.in_flight
-    for found in iterations(after, 6, size=6, together=1, first=steps + 1):
+    for number, found in enumerate(iterations(after, 6, size=6, together=1, first=steps + 1)):
         ids = found["row_ids"].tolist()
         assert found["response_mask"].sum(1).tolist() == [uneven(row) for row in ids]
+        assert (after.metrics()["response/staleness"] > 0) == (number > 0)
         seen += ids
     assert len(seen) == len(set(seen)) == (steps + 6) * 6
     assert {1000 * batch + row for batch in (1, steps, steps + 1) for row in range(6)} <= set(seen)
@@ -295,6 +296,14 @@ def test_what_was_in_flight_is_answered_first(max_staleness: int, steps: int) ->
         ValueError, match=r"2 answers to each, and a batch has 1 to each\. .*algo\.group_size"
     ):
         next(iterations(wrong, 1, size=6, together=1))
+
+
+def test_what_was_in_flight_keeps_its_order() -> None:
+    generation = partial(Replicas(ParallelLayout(), lambda _: 7), 2)
+    flying = joined([rows_of(number, size=4, together=1) for number in (1, 2)])
+    generation.in_flight = flying
+    found = iterations(generation, 2, size=4, together=1, first=3)
+    assert [row for batch in found for row in batch["row_ids"].tolist()] == flying["row_ids"].tolist()
 
 
 def test_answers_drawn_again_are_groups_of_their_own() -> None:

@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from rlhf_lightning.controller import Batch
+from rlhf_lightning.controller.block import Block
+from rlhf_lightning.controller.transport import Future
 from rlhf_lightning.workers import beside, joined, rows_together
+from tests.unit.controller.devices import Devices
 
 
 def rows(prompt: int, answer: int, *, first: int) -> Batch:
@@ -64,6 +67,36 @@ def test_columns_of_ones_own_are_padded_where_their_own_widths_differ() -> None:
         assert columns_of(own, "score_parts") == [[1, 1]] * 4, "as wide as answers, by accident"
 
 
+class Held(Devices):
+    """Holds blocks, and counts how many are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.blocks: dict[Future, Block] = {}
+        self.asked = 0
+
+    def hold(self, block: Block) -> Future:
+        future = Future()
+        future.transport, self.blocks[future] = self, block
+        return future
+
+    def fetch(self, futures: Sequence[Future]) -> list[object]:
+        self.asked += len(futures)
+        return [self.blocks[future] for future in futures]
+
+
+@pytest.mark.parametrize("held", [1, 2])
+def test_columns_stay_on_their_devices_where_answers_have_one_width(held: int) -> None:
+    for width, asked in ((3, 0), (2, held)):
+        devices, parts = Held(), [rows(2, width, first=1), rows(2, 3, first=5)]
+        expected = joined(parts)["advantages"]
+        for number in range(held):
+            parts[number] |= parts[number].select(["advantages"]).with_sources(devices.hold)
+        both = joined(parts)
+        assert devices.asked == asked
+        assert torch.equal(both["advantages"], expected)
+
+
 def test_a_column_that_cannot_be_joined_is_named() -> None:
     whole, half = (
         rows(1, 1, first=1) | {"mine": torch.ones(2, 2, dtype=t)} for t in (torch.int64, torch.half)
@@ -100,7 +133,7 @@ def test_groups_that_differ_in_size_are_not_kept_together() -> None:
 
     assert [size(7, 7, 3, 3), size(7, 3), size(7, 7)] == [2, 1, 2]
     assert size(7, 7, 3, 3, 3, 3) == 2, "a prompt comes twice, side by side"
-    assert size(7, 3, 3, 5) == 1
+    assert size(7, 3, 3, 5) == size(7, 3, 7, 3) == 1
     for groups in ((7, 7, 3, 3, 3), (7, 3, 3, 3)):
         with pytest.raises(ValueError, match=r"^group_ids: groups of \d and of 3 neighbours in one batch"):
             size(*groups)
