@@ -254,9 +254,9 @@ class Freed:
 
 
 def storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
-    """The storages behind the tensors, each once."""
+    """The storages behind the tensors that have memory, each once."""
     found = (local(tensor.detach()).untyped_storage() for tensor in tensors)
-    return list({storage.data_ptr(): storage for storage in found}.values())
+    return list({storage.data_ptr(): storage for storage in found if storage.nbytes()}.values())
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:

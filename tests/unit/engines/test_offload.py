@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from rlhf_lightning.engines import offload
-from rlhf_lightning.engines.offload import OffloadedParts, Parked, Part
+from rlhf_lightning.engines.offload import OffloadedParts, Parked, Part, storages
 from tests.unit.pretended import GPU, pretended
 
 KIB = 2**10
@@ -108,3 +108,10 @@ def test_a_node_without_memory_to_pin_says_whose_and_how_much(monkeypatch: pytes
         "computes: none is left to pin (CUDA error: out of memory). Leave --strategy.offload out, or take "
         "more nodes."
     )
+
+
+def test_storages_that_were_freed_are_left_alone() -> None:
+    """As those of FSDP's whole parameters are between passes."""
+    freed, there = torch.ones(3), torch.ones(2)
+    freed.untyped_storage().resize_(0)
+    assert [storage.nbytes() for storage in storages([freed, there, there[1:]])] == [8]
