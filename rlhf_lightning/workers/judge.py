@@ -131,7 +131,7 @@ class Judge(Remote):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of what adds up to a score: the functions, then `model` where one scores whole responses."""
+        """Names of what adds up to a score: the functions, then `model` where there is one."""
         return (*self.spec.names(), *(("model",) if self.path else ()))
 
     @property

@@ -85,11 +85,6 @@ class Reward(Judge, Role):
         return {"cut_off": CutOff(penalty=self.truncated_penalty)} if penal else {}
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """The functions, and the model unless it scores steps."""
-        return tuple(self.spec.names()) if self.scores_steps else super().parts
-
-    @property
     def retelling(self) -> Retelling | None:
         """As of every judge; but steps end in the actor's tokens, and a model of steps reads these."""
         return None if self.scores_steps else super().retelling
@@ -103,8 +98,8 @@ class Reward(Judge, Role):
     def compute_reward(self, rows: TensorDict, *, cut_off: CutOff | None = None) -> TensorDict:
         """Scores [B, R] float32: the outcome at the last valid token, those of steps where each step ends.
 
-        Beside them score_parts [B, K] float32: each response's unweighted score by each of the K `parts`, NaN
-        where one does not score it.
+        Beside them score_parts [B, K] float32: each response's unweighted score by each of the K `parts`, the
+        sum over its steps where the model scores these; NaN where one does not score it.
 
         Args:
             rows: prompts and responses, and the raw rows.
@@ -123,13 +118,15 @@ class Reward(Judge, Role):
         with naming_judge(self.worker.role or self.kind, self.kind):
             scores, parts = self.outcomes(rows, judged)
             if steps is not None:
-                scores = scores + self._steps(rows, steps)
+                steps = self._steps(rows, steps)
+                scores = scores + self.step_weight * steps
+                parts = torch.cat([parts, steps.sum(dim=1, keepdim=True)], dim=1)
             scores = self.limited(scores, rows)
         found = {"scores": scores if cut_off is None else cut_off(scores, rows), "score_parts": parts}
         return TensorDict(found, batch_size=rows.batch_size)
 
     def _steps(self, rows: TensorDict, values: Tensor) -> Tensor:
-        """Weighted scores [B, R] float32 of the steps, 0 where none ends; from `values` [B, R] float32."""
+        """Unweighted scores [B, R] float32 of the steps, 0 where none ends; from `values` [B, R] float32."""
         tokenizer = load_tokenizer(self.tokenizer)
         mask = rows["response_mask"]
         kept = [ids[valid].tolist() for ids, valid in zip(rows["response_ids"], mask, strict=True)]
@@ -139,4 +136,4 @@ class Reward(Judge, Role):
             places = mask[row].nonzero().flatten()
             ends[row, places[step_ends([pieces[i] for i in ids], self.separator)]] = True
         scored = torch.sigmoid(values) if self.step_activation == "sigmoid" else values
-        return torch.where(ends, self.step_weight * scored, 0.0)
+        return torch.where(ends, scored, 0.0)

@@ -266,13 +266,24 @@ def test_a_process_reward_model_scores_the_end_of_each_step(model: Path) -> None
     torch.testing.assert_close(compute(logits, rows), values * ends + outcome, atol=1e-5, rtol=1e-5)
 
 
+def test_the_steps_of_a_response_are_one_part_of_its_score(model: Path) -> None:
+    rows = batch()
+    role = Reward(path=str(model), per_token=STEPS, step_weight=0.5, functions={"length": 256.0})
+    found = on_devices(role, 2).compute_reward(with_raw_rows(rows))["score_parts"]
+    assert role.parts == ("length", "model")
+    torch.testing.assert_close(found[:, 0], torch.tensor([4.0, 3.0, 0.0, 7.0]) / 256)
+    unweighted = compute(Reward(path=str(model), per_token=STEPS), rows).sum(dim=1)
+    torch.testing.assert_close(found[:, 1], unweighted, atol=1e-5, rtol=1e-5)
+
+
 def test_no_step_ends_where_nothing_counts(model: Path) -> None:
     rows = batch([*RESPONSES, "x\n\n"])
     rows["response_mask"][-1] = False
     role = Reward(path=str(model), per_token=STEPS)
     assert compute(role, rows)[-1].equal(torch.zeros(WIDTH))
-    assert on_devices(role, 1).compute_reward(with_raw_rows(rows))["score_parts"].shape == (5, 0)
-    assert role.parts == ()
+    found = on_devices(role, 1).compute_reward(with_raw_rows(rows))["score_parts"]
+    assert found.shape == (5, 1)
+    assert found[-1] == 0
 
 
 def test_a_separator_with_a_space_is_found_where_a_token_alone_loses_it(model: Path, tmp_path: Path) -> None:
