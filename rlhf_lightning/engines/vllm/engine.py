@@ -70,6 +70,9 @@ class VLLMEngine(GenerationEngine):
         ValueError: vLLM cannot generate with the model.
     """
 
+    version: int | None = None
+    """Of the source's weights that gave the last answers; None before the first."""
+
     def __init__(
         self, model: ModelSpec, source: WeightSource, *, seat: Seat, ends: Ends, config: VLLM
     ) -> None:
@@ -89,8 +92,6 @@ class VLLMEngine(GenerationEngine):
         self._lacking = self._lacking_cache()
         if self._lacking and seat.rank == 0:
             logger.warning("vLLM answers rows of at most %d tokens. %s", self._positions, self._lacking)
-        self.version: int | None = None
-        """Of the source's weights that gave the last answers; None before the first."""
         self._fresh, self._asleep, self._held, self.update_s = False, False, False, 0.0
         borrows = config.zero_copy and self._on_cpu and source.lending() is not None
         self._zero_copy = ZeroCopyWeights(self._model) if borrows else None
