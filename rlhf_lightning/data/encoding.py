@@ -101,7 +101,7 @@ def prompt_messages(draft: Draft, form: Format) -> list[dict[str, str]] | None:
     if not are_messages(prompt):
         why = why_no_messages(prompt) or "a prompt is a text or a list of {role, content} messages"
         raise ValueError(
-            f"{where}: the field {draft.prompt_field!r} holds {str(prompt)[:60]!r} "
+            f"{where}: the field {draft.prompt_field!r} holds {repr(prompt)[:60]} "
             f"({type(prompt).__name__}); {why}."
         )
     if not form.chat_template:

@@ -70,7 +70,7 @@ def test_texts_follow_one_another(files: list[str]) -> None:
 def test_messages_name_the_files(files: list[str], write_rows: Writer) -> None:
     third = str(write_rows({"prompt": 3}, name="z.jsonl"))
     both = re.escape(f"{files[0]} + {third}")
-    with pytest.raises(ValueError, match=rf"^{both}, row 4: the field 'prompt' holds '?3"):
+    with pytest.raises(ValueError, match=rf"^{both}, row 4: the field 'prompt' holds 3 \(int\)"):
         seen(PromptData(path=[files[0], third], **OPTIONS))
     with pytest.raises(ValueError, match=rf"val_rows=2: {files[1]} has 2 rows"):
         seen(PromptData(path=files, val_rows=2, **OPTIONS))
