@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from tensordict import TensorDict
@@ -17,12 +17,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Pr
 
 from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.engines import VLLM, Ends, TrainEngine, generation_engine
-from rlhf_lightning.engines.vllm.engine import VLLMEngine
 from rlhf_lightning.functional.aggregate import Counts
 from rlhf_lightning.parallel import Seat
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec, Sampling
 from tests.unit.engines import tiny
 from tests.unit.engines.tiny import Fit
+
+if TYPE_CHECKING:
+    from rlhf_lightning.engines.vllm.engine import VLLMEngine
 
 with suppress(ModuleNotFoundError):
     import deepspeed  # noqa: F401 - transformers imports it as it saves, and it writes to the environment
@@ -74,9 +76,7 @@ def vllm_of(
     end: Sequence[int] = (),
 ) -> VLLMEngine:
     """What generates with the weights of `source`; responses end with the tokens `end`."""
-    engine = generation_engine(spec, source, seat=seat, ends=ends(*end), config=config)
-    assert isinstance(engine, VLLMEngine)
-    return engine
+    return cast("VLLMEngine", generation_engine(spec, source, seat=seat, ends=ends(*end), config=config))
 
 
 def prompts(lengths: Sequence[int], *, seed: int = 1) -> list[Tensor]:
