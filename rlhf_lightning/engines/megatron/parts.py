@@ -32,7 +32,7 @@ class Norm(LlamaRMSNorm):
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float) -> None:
         super().__init__(hidden_size, eps)
         device = "cpu" if config.use_cpu_initialization else torch.cuda.current_device()
-        self.to(dtype=config.params_dtype, device=device)
+        self.weight = nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype, device=device))
         # With sequence parallelism each tensor rank sees its own tokens, and Megatron sums the gradients.
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
 
