@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDict
@@ -76,7 +76,11 @@ def vllm_of(
     end: Sequence[int] = (),
 ) -> VLLMEngine:
     """What generates with the weights of `source`; responses end with the tokens `end`."""
-    return cast("VLLMEngine", generation_engine(spec, source, seat=seat, ends=ends(*end), config=config))
+    from rlhf_lightning.engines.vllm.engine import VLLMEngine  # this module is imported without vLLM, too
+
+    engine = generation_engine(spec, source, seat=seat, ends=ends(*end), config=config)
+    assert isinstance(engine, VLLMEngine)
+    return engine
 
 
 def prompts(lengths: Sequence[int], *, seed: int = 1) -> list[Tensor]:
