@@ -131,6 +131,12 @@ def option_paths(owner: object) -> list[str]:
     return [*names, *(f"{name}.{path}" for name, inner in inside for path in option_paths(inner))]
 
 
+def has_option(owner: object, path: str) -> bool:
+    """Whether a class has an option, which with dots is one of the dataclasses among its options."""
+    name, dot, rest = path.partition(".")
+    return name in option_names(owner) and (not dot or has_option(option_classes(owner).get(name), rest))
+
+
 def option_names(owner: object) -> list[str]:
     """Names of the options of a class; none of a constructor's `*args` and `**kwargs`."""
     parameters = inspect.signature(owner).parameters.values() if isinstance(owner, type) else ()

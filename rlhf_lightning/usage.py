@@ -20,7 +20,7 @@ from pkgutil import resolve_name
 from types import MappingProxyType
 
 from rlhf_lightning.names import FOLDERS, choices, meant
-from rlhf_lightning.options import option_classes, option_names, option_paths
+from rlhf_lightning.options import has_option, option_classes, option_names, option_paths
 from rlhf_lightning.other_systems import known_elsewhere
 from rlhf_lightning.other_values import value_elsewhere
 
@@ -214,7 +214,7 @@ def _suggestion(option: str, classes: Sequence[str], owners: Mapping[str, type])
 def _suggestion_of_command(option: str, owners: Mapping[str, type]) -> str:
     """What an unknown option of the command was meant to be."""
     here = known_elsewhere(option, owners.get("algo"))
-    having = [k for k, cls in owners.items() if option in option_paths(cls)]
+    having = [k for k, cls in owners.items() if has_option(cls, option)]
     if having and {*here}.isdisjoint(_OWN):  # a seed is the run's, although data may have one, too
         return meant(f"--{having[0]}.{option}")
     if here:
@@ -235,7 +235,7 @@ def _suggestion_of_part(option: str, owners: Mapping[str, type]) -> str:
         return meant(f"--{rest}")
     classes = [*owners.items(), *((kind, cls) for kind in FOLDERS for cls in choices(kind).values())]
     if having := [(prefix, cls) for prefix, cls in classes if first in option_names(cls)]:
-        if whole := [prefix for prefix, cls in having if option in option_paths(cls)]:
+        if whole := [prefix for prefix, cls in having if has_option(cls, option)]:
             return meant(f"--{whole[0]}.{option}")
         prefix, cls = having[0]
         return f" Its options begin with --{prefix}.{first}.{_suggestion_of_class(option, cls, owners)}"
@@ -256,7 +256,7 @@ def _is_option(option: str, owners: Mapping[str, type]) -> bool:
     if prefix == "trainer":  # whose loggers and callbacks have options of their own
         return rest.partition(".")[0] in option_names(owners.get(prefix))
     classes = [owners[prefix]] if prefix in owners else choices(prefix).values() if prefix in FOLDERS else ()
-    return any(rest in option_paths(cls) for cls in classes)
+    return any(has_option(cls, rest) for cls in classes)
 
 
 def _of_model(here: str, owner: object, *, kind: str) -> str:
@@ -275,12 +275,12 @@ def _of_model(here: str, owner: object, *, kind: str) -> str:
 def _has(path: str, owners: Mapping[str, type]) -> bool:
     """Whether the class that was chosen has this option."""
     kind, _, rest = path.partition(".")
-    return rest in option_paths(owners.get(kind))
+    return has_option(owners.get(kind), rest)
 
 
 def _of_which(path: str, kind: str, *, prefix: str = "") -> str:
     """Which classes of a kind have an option, as a sentence; empty where none has."""
-    having = [short for short, cls in choices(kind).items() if path in option_paths(cls)]
+    having = [short for short, cls in choices(kind).items() if has_option(cls, path)]
     more = f" and {len(having) - 4} more" if len(having) > 4 else ""
     return f" {prefix}{path} is an option of --{kind} {', '.join(having[:4])}{more}." if having else ""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml  # type: ignore[import-untyped]
 
 from rlhf_lightning.names import FOLDERS, choices, class_path, imported
-from rlhf_lightning.options import option_classes, option_paths
+from rlhf_lightning.options import has_option, option_classes
 from rlhf_lightning.other_systems import known_elsewhere
 from rlhf_lightning.yaml_files import read_yaml
 
@@ -249,7 +249,7 @@ def _is_theirs(option: str) -> bool:
     """Whether an option is known from another system, and is none of a class here."""
     kind, _, rest = option.partition(".")
     here = choices(kind).values() if kind in FOLDERS else ()
-    return bool(known_elsewhere(option)) and not any(rest in option_paths(cls) for cls in here)
+    return bool(known_elsewhere(option)) and not any(has_option(cls, rest) for cls in here)
 
 
 def _help_on_parts(words: list[str]) -> list[str]:

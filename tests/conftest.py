@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import importlib.metadata
 import json
 import os
 import random
@@ -46,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):  # one of several sessions of pytest-xdist, which share an environment
         os.environ[MARK] = DEFAULTS[MARK]
     gc.disable()  # until the modules are imported: its looks at all of them took a tenth of a session
+    # Each of Lightning's trainers asks for the entry points of all packages that are installed.
+    importlib.metadata.entry_points = functools.cache(importlib.metadata.entry_points)  # type: ignore[assignment]
 
 
 def pytest_sessionfinish() -> None:

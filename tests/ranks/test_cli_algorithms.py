@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.algos.small import write_judge
 from tests.unit.rlhf import SHORT, Rlhf
+from tests.unit.test_checks_judges import Twofold
 
 pytestmark = pytest.mark.usefixtures("in_own_directory")
 PAIR = {
@@ -122,3 +124,12 @@ def test_what_is_advised_against_older_answers_can_be_typed(
         told = [record.getMessage() for record in caplog.records if "older weights" in record.getMessage()]
         assert len(told) == expected, told
         advice = told[0].rpartition("Type ")[2].rstrip(".").split() if told else []
+
+
+def test_a_field_whose_default_scores_steps_takes_its_path_from_the_command_line(
+    rlhf: Rlhf, tmp_path: Path
+) -> None:
+    algo = f"{Twofold.__module__}.{Twofold.__name__}"
+    given = ("--algo.prm.path", write_judge(tmp_path / "prm"), "--algo.toxicity.functions", "too_lon")
+    told = rlhf.refused("fit", "--strategy", "local", "--algo", algo, *given)
+    assert told.startswith("toxicity function 'too_lon': "), "the path of the other is no longer missed"

@@ -19,7 +19,6 @@ from rlhf_lightning.workers import Actor, Cost, Critic, Reward
 from rlhf_lightning.workers.reward import CutOff
 from tests.unit.algos.short import Started, refusal, trainer
 from tests.unit.algos.small import write_judge, write_model
-from tests.unit.rlhf import Rlhf
 
 
 class Twofold(RLHFAlgorithm):
@@ -140,16 +139,6 @@ def test_a_cost_must_be_told_what_it_scores(tmp_path: Path) -> None:
         assert told.startswith("cost: it has neither functions nor a model, and there is no default.")
         assert "--algo.cost.functions too_long" in told
         assert "--algo.cost.path DIRECTORY" in told
-
-
-def test_a_field_whose_default_scores_steps_takes_its_path_from_the_command_line(
-    rlhf: Rlhf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    given = ("--algo.prm.path", write_judge(tmp_path / "prm"), "--algo.toxicity.functions", "too_lon")
-    command = ("fit", "--strategy", "local", "--algo", f"{__name__}.{Twofold.__name__}", *given)
-    told = rlhf.refused(*command)
-    assert told.startswith("toxicity function 'too_lon': "), "the path of the other is no longer missed"
 
 
 def test_a_critic_is_of_a_family_that_has_heads(tmp_path: Path) -> None:

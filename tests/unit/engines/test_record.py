@@ -16,15 +16,11 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import AutoConfig
 
-from rlhf_lightning.algos import GRPO, PPO
-from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import FSDP, FSDPEngine, NativeGenerator
 from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.native.config import Native
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.spec import Sampling
-from rlhf_lightning.workers import Actor, Settings
-from tests.unit.algos import small
 from tests.unit.engines import tiny
 from tests.unit.engines.tiny import Dtype, Fit
 
@@ -348,22 +344,3 @@ def test_it_is_freed_as_the_weights_change(tmp_path: Path) -> None:
     engine.optimizer_step()
     gc.collect()
     assert [store() for store in kept] == [None] * len(kept)
-
-
-@pytest.mark.parametrize("kind", ["ppo", "grpo"])
-def test_a_run_learns_the_same_with_fewer_products(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = small.write_model(tmp_path)
-    ends = []
-    for kept in (0, 10_000):
-        actor = Actor(path=model, sampling=Sampling(max_new_tokens=8, stop_token_ids=tuple(range(64))))
-        algorithm = PPO(actor=actor) if kind == "ppo" else GRPO(actor=actor, group_size=2)
-        data = TaskData(num_rows=16, num_val_rows=2, batch_size=8)
-        with products(monkeypatch) as found:
-            ends.append((small.run(algorithm, data, settings=Settings(train=FSDP(kept_tokens=kept))), found))
-    (plain, whole), (keeping, fewer) = ends
-    assert len(fewer) <= len(whole) - 2 * (2 * 7 + 1)  # two updates of the actor, two layers and the last
-    for role, weights in plain.weights.items():
-        for name, weight in weights.items():
-            torch.testing.assert_close(keeping.weights[role][name], weight, rtol=0, atol=1e-5)
