@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -164,11 +165,16 @@ class RayCluster:
         return group
 
     def _open(self, group: PlacementGroup, kind: str) -> None:
-        """Start the actors of a pool's devices, in node order."""
+        """Start the actors of a pool's devices, node by node.
+
+        The node with the most comes first, so that groups of neighbours stay inside nodes of which others
+        have a part; then names decide, as those of neighbours in a rack are often alike.
+        """
         nodes: Mapping[int, str] = placement_group_table(group)["bundles_to_node_id"]
         hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
+        counts = Counter(nodes.values())
         actor = ray.remote(DeviceActor)
-        for index in sorted(nodes, key=lambda i: (nodes[i], i)):
+        for index in sorted(nodes, key=lambda i: (-counts[nodes[i]], hosts.get(nodes[i], ""), nodes[i], i)):
             where = PlacementGroupSchedulingStrategy(
                 placement_group=group, placement_group_bundle_index=index
             )

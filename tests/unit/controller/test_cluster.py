@@ -157,15 +157,16 @@ def test_a_limit_of_memory_or_files_below_rays_store_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("kind", "second", "labels"),
+    ("kind", "names", "order"),
     [
-        ("CPU", "two", ["device 0 on one", "device 1 on two", "device 2 on two"]),
-        ("GPU", "one", ["device 0", "device 1", "device 2"]),  # two of Ray's nodes on one host
+        ("CPU", {"a": "two", "b": "three", "c": "one"}, [0, 2, 3, 1]),
+        ("GPU", {"a": "one", "b": "one", "c": "one"}, [0, 2, 1, 3]),  # three of Ray's nodes on one host
     ],
 )
-def test_actors_start_in_the_order_of_their_nodes(
-    there: Pretended, monkeypatch: pytest.MonkeyPatch, kind: str, second: str, labels: list[str]
+def test_actors_start_node_by_node(
+    there: Pretended, monkeypatch: pytest.MonkeyPatch, kind: str, names: dict[str, str], order: list[int]
 ) -> None:
+    """The node with the most devices comes first: groups of 2 would lie in two nodes if it were another."""
     asked, waits, started = list[object](), list[float](), list[object]()
 
     def wait(timeout_s: float) -> bool:
@@ -184,27 +185,26 @@ def test_actors_start_in_the_order_of_their_nodes(
 
         return SimpleNamespace(remote=remote)
 
-    monkeypatch.setattr(cluster, "num_gpus", lambda: 3 * (kind == "GPU"))
+    monkeypatch.setattr(cluster, "num_gpus", lambda: 4 * (kind == "GPU"))
     monkeypatch.setattr(cluster, "placement_group", group)
-    nodes = {0: "b", 1: "a", 2: "b"}
+    nodes = {0: "b", 1: "a", 2: "b", 3: "c"}
     monkeypatch.setattr(cluster, "placement_group_table", lambda _: {"bundles_to_node_id": nodes})
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {kind: 3})
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {kind: 4})
     monkeypatch.setattr(ray, "remote", lambda _: SimpleNamespace(options=options))
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     job = RayCluster(None, timeout_s=1000 * TIMEOUT_S)
     has = {"Alive": True, "Resources": {"CPU": 2.0, "GPU": 2.0}}
-    hosts = [
-        {"NodeID": node, "NodeManagerHostname": host} | has for node, host in (("a", "one"), ("b", second))
-    ]
+    hosts = [{"NodeID": node, "NodeManagerHostname": host} | has for node, host in names.items()]
     monkeypatch.setattr(ray, "nodes", lambda: hosts)
-    job.start([ResourcePool("main", 3, ())])
+    job.start([ResourcePool("main", 4, ())])
     gpu = kind == "GPU"
-    assert asked == [{"CPU": 1.0, "GPU": 1.0} if gpu else {"CPU": 1.0}] * 3 + ["PACK"]
+    assert asked == [{"CPU": 1.0, "GPU": 1.0} if gpu else {"CPU": 1.0}] * 4 + ["PACK"]
     assert waits == [1.0]
-    assert job.hosts == ["one", second, second]
-    assert job.labels == labels
+    assert job.hosts == [names[nodes[index]] for index in order]
+    several = len({*names.values()}) > 1
+    assert job.labels == [f"device {i}" + f" on {host}" * several for i, host in enumerate(job.hosts)]
     each = {"num_cpus": 1, "num_gpus": int(gpu), "enable_task_events": False, "max_restarts": 0}
-    assert started == [(0, 1, gpu, each), (1, 0, gpu, each), (2, 2, gpu, each)]
+    assert started == [(rank, index, gpu, each) for rank, index in enumerate(order)]
 
 
 def test_the_largest_pool_is_reserved_first(monkeypatch: pytest.MonkeyPatch) -> None:
