@@ -17,7 +17,7 @@ from rlhf_lightning.rewards.registry import (
     function_names,
     resolve,
 )
-from rlhf_lightning.rewards.score import PREFLIGHT_RESPONSE, not_finite, preflight, score
+from rlhf_lightning.rewards.score import PREFLIGHT_RESPONSE, find, not_finite, preflight, score
 from rlhf_lightning.rewards.spec import Kind, RewardFunction, RewardSpec
 from rlhf_lightning.rewards.steps import step_ends
 
@@ -34,6 +34,7 @@ __all__ = [
     "RewardSpec",
     "ServiceError",
     "Sources",
+    "find",
     "function_names",
     "json_safe",
     "not_finite",

@@ -58,6 +58,14 @@ class Environment:
         """The function's dotted path."""
         return function_name(self.function, "environment.function")
 
+    def find(self) -> Callable[..., object]:
+        """Import the function, which another node may lack.
+
+        Raises:
+            ValueError: there is no such function.
+        """
+        return imported(self.name, what=f"environment {self.name}")
+
     def replies(
         self, prompts: list[str], responses: list[str], rows: list[dict[str, object]]
     ) -> list[str | None]:
@@ -67,7 +75,7 @@ class Environment:
             ValueError: there is no such function, it failed, or did not return a text or None for each row.
         """
         whose = f"environment {self.name}"
-        function = imported(self.name, what=whose)
+        function = self.find()
         own = [deepcopy(row) for row in rows]  # it may write, and answers to one prompt share a row
         each = "one text for each response, or None where it is complete"
         found = items(function, prompts, responses, own, whose=whose, each=each)
@@ -86,7 +94,7 @@ class Environment:
             ValueError: as `replies`, or the function does not take prompts, responses and rows.
         """
         whose = f"environment {self.name}"
-        check_parameters(imported(self.name, what=whose), what=whose, returns="replies")
+        check_parameters(self.find(), what=whose, returns="replies")
         for picked in tried_rows(rows):
             prompts = [str(row.get("prompt", "")) for row in picked]
             self.replies(prompts, [PREFLIGHT_RESPONSE] * len(picked), picked)

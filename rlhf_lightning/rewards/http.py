@@ -121,7 +121,7 @@ class Service:
             ServiceError: the service cannot be reached, refuses, or answers something else than scores.
         """
         size = self.options.batch_size
-        headers = {"Content-Type": "application/json"} | self._headers()
+        headers = {"Content-Type": "application/json"} | self.headers()
         scores: list[float] = []
         with _pool(self.url) as pool:
             for start in range(0, len(rows), size):
@@ -133,8 +133,12 @@ class Service:
                 scores += self._scores(answer, len(rows[part]), asked)
         return scores
 
-    def _headers(self) -> dict[str, str]:
-        """The headers with the values of environment variables put in."""
+    def headers(self) -> dict[str, str]:
+        """The headers with the values of environment variables put in.
+
+        Raises:
+            ServiceError: a variable is not set, or cannot be sent.
+        """
         return {name: self._filled(name, value) for name, value in self.options.headers.items()}
 
     def _filled(self, name: str, value: str) -> str:

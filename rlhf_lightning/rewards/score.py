@@ -12,7 +12,7 @@ from functools import cache
 from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
 
-from rlhf_lightning.rewards.http import ServiceError
+from rlhf_lightning.rewards.http import Service, ServiceError
 from rlhf_lightning.rewards.registry import check_parameters, resolve
 
 if TYPE_CHECKING:
@@ -82,6 +82,18 @@ def preflight(spec: RewardSpec, rows: Sequence[dict[str, object]]) -> None:
     for picked in tried_rows(rows):
         prompts = [str(row.get("prompt", "")) for row in picked]
         score(once, prompts, [PREFLIGHT_RESPONSE] * len(picked), picked)
+
+
+def find(spec: RewardSpec) -> None:
+    """Import the functions here, on a worker, and read the variables of services: this may be another node.
+
+    Raises:
+        ValueError: a function is not found, or a variable not set.
+    """
+    for name in spec.names():
+        function = resolve(name, kind=spec.kind, http=spec.http)
+        if isinstance(function, Service):
+            function.headers()
 
 
 def tried_rows(rows: Sequence[dict[str, object]]) -> list[list[dict[str, object]]]:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlhf_lightning.controller import BROADCAST, DP, DP_METRIC, MICRO_DP, ONE_TO_ALL, register
+from rlhf_lightning.controller import BROADCAST, DP, DP_METRIC, MICRO_DP, ONE_TO_ALL, Worker, register
 from rlhf_lightning.controller.cluster import num_gpus
 from rlhf_lightning.data.tokenizer import end_tokens, load_tokenizer
 from rlhf_lightning.engines import (
@@ -32,6 +32,7 @@ from rlhf_lightning.parallel import Moved, ParallelLayout
 from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.workers.conversation import Conversation
+from rlhf_lightning.workers.naming import found_before
 from rlhf_lightning.workers.role import Role, Settings
 
 PROMPTS = ("prompt_ids", "prompt_mask")
@@ -72,6 +73,17 @@ class Actor(Role):
     def reading(self) -> Self:
         """The same actor for given answers, which are read at temperature 1, whatever `sampling` says."""
         return replace(self, sampling=replace(self.sampling, temperature=1.0))
+
+    def build(self, worker: Worker) -> None:
+        """Load the model, once its environment is found."""
+        self.find_environment()
+        super().build(worker)
+
+    def find_environment(self) -> None:
+        """Find the environment's function on this node, of which else the first answers would tell."""
+        if self.environment is not None:
+            with found_before():
+                self.environment.find()
 
     def arguments(self, method: str) -> Mapping[str, object]:
         """See `Remote.arguments`: `generate_sequences` gets the actor's environment."""

@@ -79,6 +79,7 @@ class Generator(Role):
 
     def build(self, worker: Worker) -> None:
         """Build what holds the received weights: vLLM, or a model for the native engine."""
+        self.actor.find_environment()
         settings = worker.settings
         assert isinstance(settings, Settings)
         be_deterministic(settings.deterministic, seed=self.init_seed or 0)

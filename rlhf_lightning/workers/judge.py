@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from rlhf_lightning.controller import ONE_TO_ALL, Batch, Remote, register
+from rlhf_lightning.controller import ONE_TO_ALL, Batch, Remote, Worker, register
 from rlhf_lightning.controller.register import methods_of
 from rlhf_lightning.data.record import are_messages
 from rlhf_lightning.data.tokenizer import decoded, end_tokens, load_tokenizer, reads
@@ -24,12 +24,14 @@ from rlhf_lightning.rewards import (
     Kind,
     RewardSpec,
     Sources,
+    find,
     function_names,
     not_finite,
     score,
 )
 from rlhf_lightning.spec import ModelSpec
 from rlhf_lightning.workers.actor import Actor
+from rlhf_lightning.workers.naming import found_before, naming_judge
 from rlhf_lightning.workers.retelling import ReadsTo, Retelling
 
 _OF_MODELS = ("dtype", "gradient_checkpointing", "lora", "reads_to")
@@ -123,6 +125,13 @@ class Judge(Remote):
     def located(self) -> Self:
         """A copy with absolute paths."""
         return replace(self, path=located(self.path), tokenizer=located(self.tokenizer))
+
+    def build(self, worker: Worker) -> None:
+        """Find the functions on this node, of which else the first scores would tell; then load the model."""
+        if worker.gives_output:
+            with naming_judge(worker.role or self.kind, self.kind), found_before():
+                find(self.spec)
+        super().build(worker)  # type: ignore[safe-super]
 
     @register(transfer=ONE_TO_ALL, computes=False)
     def count_retries(self) -> int:

@@ -13,6 +13,11 @@ def naming_role(name: str) -> AbstractContextManager[None]:
     return retold(lambda said: f"{name}.{said}" if said.startswith(("path=", "lora")) else said)
 
 
+def found_before() -> AbstractContextManager[None]:
+    """Add to errors about what a worker does not find that the controller has found it."""
+    return retold(lambda said: f"{said} The controller has found it: each node needs it (docs/cluster.md).")
+
+
 def naming_judge(name: str, kind: str) -> AbstractContextManager[None]:
     """Let errors about a reward or a cost name the field that holds it, where that is called otherwise.
 
