@@ -12,6 +12,7 @@ from tempfile import TemporaryFile
 from typing import TextIO
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
@@ -115,6 +116,14 @@ def check_output(trainer: Trainer, directory: Path, *, name: str) -> None:
             f"{name}: {directory} cannot be written ({err.strerror}). Type another path for it, or another "
             "--trainer.default_root_dir."
         ) from err
+
+
+def checkpoint_directories(trainer: Trainer | None) -> list[Path]:
+    """The directories into which a run will write checkpoints."""
+    if trainer is None or trainer.state.fn != "fit" or not leaves_files(trainer):
+        return []
+    keepers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+    return list(dict.fromkeys(Path(keeper.dirpath).absolute() for keeper in keepers if keeper.dirpath))
 
 
 def output_path(trainer: Trainer, given: str | None, name: str) -> Path:

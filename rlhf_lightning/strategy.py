@@ -34,7 +34,7 @@ from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport
 from rlhf_lightning.loader_checks import check_loaders
 from rlhf_lightning.options import complete, options, unless_given
-from rlhf_lightning.output import keep_tables
+from rlhf_lightning.output import checkpoint_directories, keep_tables
 from rlhf_lightning.parallel import ParallelLayout, subgroups
 from rlhf_lightning.reporting import monitor_each_validation, plain_options, silence_lightning
 from rlhf_lightning.requeue import Requeue, check_whole
@@ -253,7 +253,8 @@ class Strategy(SingleDeviceStrategy):
         placements, groups = self.placements(roles, pools)
         cluster.start(pools)
         log_placements(placements, cluster.hosts)
-        cluster.prepare(placements, groups, offload=self.offload)
+        saved_in = checkpoint_directories(self.algorithm._trainer)
+        cluster.prepare(placements, groups, offload=self.offload, saved_in=saved_in)
         self._restore_gc = collect_rarely()
         return placements
 

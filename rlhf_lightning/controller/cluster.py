@@ -6,10 +6,13 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import cast
 
 import ray
@@ -199,11 +202,23 @@ class RayCluster:
             ) from err
 
     def prepare(
-        self, placements: Mapping[str, Placement], groups: Sequence[tuple[int, ...]], *, offload: bool = False
+        self,
+        placements: Mapping[str, Placement],
+        groups: Sequence[tuple[int, ...]],
+        *,
+        offload: bool = False,
+        saved_in: Iterable[Path] = (),
     ) -> None:
         """Join the devices into one world and build every role on them.
 
+        Args:
+            placements: of the roles, by name.
+            groups: global ranks of the process groups that they need.
+            offload: make room for the role that computes.
+            saved_in: directories of checkpoints, which all nodes have to see.
+
         Raises:
+            ValueError: a node does not see a directory.
             WorkerError: a role could not be built.
             WorkerTimeoutError: it took longer than `timeout_s`.
         """
@@ -212,6 +227,8 @@ class RayCluster:
             for label, actor in zip(self.labels, self.actors, strict=True)
         }
         found = cast(list[tuple[str, int]], self._get(started))
+        for directory in saved_in:
+            self._check_shared(directory)
         nodes = [node for node, _ in found]
         self.spans_nodes = len({*nodes, ray.get_runtime_context().get_node_id()}) > 1
         address = self._get({"the address of device 0": self.actors[0].address.remote()})[0]
@@ -232,6 +249,26 @@ class RayCluster:
                 call = f"{name}[rank {rank}, {self.labels[device]}].build"
                 built[call] = self.actors[device].host.remote(name, placement)
         self._get(built)
+
+    def _check_shared(self, directory: Path) -> None:
+        """Refuse a directory that a node does not see; what is tried is what exists of its path.
+
+        A fresh directory tells: one of the same path may be on each node's own disk.
+        """
+        others = dict(zip(self.hosts, self.actors, strict=True))
+        others.pop(socket.gethostname(), None)
+        if not others:
+            return
+        above = next(path for path in (directory, *directory.parents) if path.exists())
+        with TemporaryDirectory(prefix=".seen-", dir=above) as fresh:
+            asked = {f"{host} to look for {fresh}": each.sees.remote(fresh) for host, each in others.items()}
+            seen = dict(zip(others, self._get(asked), strict=True))
+        if blind := [host for host in others if not seen[host]]:
+            raise ValueError(
+                f"{directory}: checkpoints go there, and a new directory in {above} is not there on "
+                f"{', '.join(blind[:4])}. They need a disk that all nodes share: try "
+                "--trainer.default_root_dir, or the directory of their callback, on one."
+            )
 
     def _get(self, calls: Mapping[str, Ref]) -> list[object]:
         """Wait for calls, given under the words by which errors name them."""

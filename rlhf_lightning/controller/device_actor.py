@@ -72,6 +72,10 @@ class DeviceActor(Device):
         """Ray's name of the node, and the cores that this process may use there."""
         return str(ray.get_runtime_context().get_node_id()), usable_cores()
 
+    def sees(self, directory: str) -> bool:
+        """Whether a directory is there on this node."""
+        return os.path.isdir(directory)
+
     def made_bytes(self, method: str) -> int:
         """Bytes of the columns that the last call of `role.method` made."""
         return self.made.get(method, 0)

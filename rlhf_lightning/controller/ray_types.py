@@ -34,5 +34,6 @@ class DeviceHandle(Protocol):
     address: ActorMethod
     node_cores: ActorMethod
     made_bytes: ActorMethod
+    sees: ActorMethod
     submit: ActorMethod
     ask: ActorMethod

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
 import lightning.pytorch as pl
 import pytest
 import ray
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from rlhf_lightning.algos import PPO
@@ -82,6 +83,22 @@ def test_no_pool_that_fits_a_node_lies_in_two() -> None:
 def test_more_devices_than_the_cluster_has_are_refused(tiny: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"need 7 devices, and there are 6 CPUs\. Try --strategy\.devices 6"):
         fit(ppo(tiny), Colocated(devices=7), tmp_path, steps=1)
+
+
+def test_a_disk_of_checkpoints_that_a_node_does_not_see_is_refused(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the models are loaded, and not only when the first checkpoint is written."""
+
+    @contextmanager
+    def unseen(*, prefix: str, dir: Path) -> Iterator[str]:
+        yield str(dir / prefix)
+
+    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    monkeypatch.setattr(ray_cluster, "TemporaryDirectory", unseen)
+    keeper = ModelCheckpoint(tmp_path / "kept")
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/kept: checkpoints go there, and .* in {tmp_path} is"):
+        fit(ppo(tiny), Colocated(devices=1), tmp_path, steps=1, callbacks=[keeper])
 
 
 def test_devices_that_other_jobs_hold_are_counted(

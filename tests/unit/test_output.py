@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import lightning.pytorch as pl
 import pytest
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
 
-from rlhf_lightning.callbacks import Rollouts, SampleTable
+from rlhf_lightning.callbacks import LastCheckpoint, Rollouts, SampleTable
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.output import whole
+from rlhf_lightning.output import checkpoint_directories, whole
 from rlhf_lightning.strategies import Local
 from tests.unit.algos.short import grpo, trainer
 
@@ -68,3 +71,17 @@ def test_nothing_is_left_of_what_fails_as_it_is_written(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         fails()
     assert not [*tmp_path.iterdir()]
+
+
+def test_where_a_run_writes_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    best, unplaced = ModelCheckpoint("best"), ModelCheckpoint(monitor="y")
+    keepers: list[Callback] = [LastCheckpoint(tmp_path / "last"), best, ModelCheckpoint("best", monitor="x")]
+
+    def found(*, state: TrainerFn | None = TrainerFn.FITTING, once: bool = False) -> list[Path]:
+        run = pl.Trainer(accelerator="cpu", callbacks=[*keepers, unplaced], logger=False, fast_dev_run=once)
+        run.state.fn = state
+        return checkpoint_directories(run)
+
+    assert found() == [tmp_path / "last", tmp_path / "best"]
+    assert found(state=TrainerFn.VALIDATING) == found(once=True) == checkpoint_directories(None) == []

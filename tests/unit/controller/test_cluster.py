@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,9 +23,10 @@ from rlhf_lightning.controller import WorkerError, WorkerTimeoutError, cluster, 
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.import_path import ImportPath
+from rlhf_lightning.controller.ray_types import Ref
 from rlhf_lightning.parallel import ParallelLayout, WorldSpec
 from tests.ray.echo import Echo
-from tests.unit.controller.ray_pretended import Actor, Pretended, pretending, raised
+from tests.unit.controller.ray_pretended import Actor, Method, Pretended, pretending, raised
 
 TIMEOUT_S = 10.0
 NODES = (("a", 9), ("a", 9), ("b", 1), ("b", 1), ("b", 1))
@@ -306,6 +309,37 @@ def test_roles_are_built_on_their_own_devices(there: Pretended) -> None:
         ["actor", "critic"],
         ["critic"],
     ]
+
+
+@pytest.mark.parametrize("blind", [(), ("b",), ("b", "c")])
+def test_a_disk_of_checkpoints_that_nodes_do_not_share_is_refused(
+    there: Pretended, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, blind: tuple[str, ...]
+) -> None:
+    """Before models are loaded; one device of each other node looks for a directory that is new."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "a")
+    looked = list[tuple[str, Path]]()
+
+    def looking(host: str) -> Actor:
+        def sees(directory: str) -> Ref:
+            looked.append((host, Path(directory)))
+            assert Path(directory).is_dir()
+            return there.ref(host not in blind)
+
+        found = device(there, (host, 1))
+        found.methods["sees"] = Method(sees)
+        return found
+
+    hosts = ["a", "a", "b", "b", "c"]
+    devices = [looking(host) for host in hosts]
+    job, directory = of(*devices), tmp_path / "runs" / "checkpoints"
+    job.hosts = hosts
+    wrong = rf"^{directory}: checkpoints .* in {tmp_path} is not there on {', '.join(blind)}\. .*default_root"
+    with pytest.raises(ValueError, match=wrong) if blind else nullcontext():
+        job.prepare({}, [], saved_in=[directory])
+    assert [host for host, _ in looked] == ["b", "c"]
+    assert {fresh.parent for _, fresh in looked} == {tmp_path}
+    assert [*tmp_path.iterdir()] == []
+    assert len(devices[0].join.calls) == (not blind)
 
 
 def test_who_does_not_join_in_time_is_named(there: Pretended) -> None:
