@@ -10,6 +10,7 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,8 +53,15 @@ RESERVE_S = 60.0
 """Longest wait for devices that the cluster has, but other jobs hold."""
 _WAIT_S = 1.0
 """How long Ray is to wait for them at a time: meanwhile it hears no signal, such as Ctrl-C."""
+TOLD_S = 60.0
+"""After so long the user is told which devices have not started, joined or loaded their models."""
+NAMED = 4
+"""Most of them, or nodes, that a message names."""
 _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 """What torchrun, srun and mpirun number their processes by."""
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -266,17 +274,20 @@ class RayCluster:
         if blind := [host for host in others if not seen[host]]:
             raise ValueError(
                 f"{directory}: checkpoints go there, and a new directory in {above} is not there on "
-                f"{', '.join(blind[:4])}. They need a disk that all nodes share: try "
+                f"{', '.join(blind[:NAMED])}. They need a disk that all nodes share: try "
                 "--trainer.default_root_dir, or the directory of their callback, on one."
             )
 
     def _get(self, calls: Mapping[str, Ref]) -> list[object]:
         """Wait for calls, given under the words by which errors name them."""
+        refs = list(calls.values())
         try:
-            return list(ray.get(list(calls.values()), timeout=self.timeout_s))
+            with suppress(GetTimeoutError):
+                return list(ray.get(refs, timeout=min(TOLD_S, self.timeout_s)))
+            logger.warning("Waiting for %s.", _late(calls))
+            return list(ray.get(refs, timeout=max(0.0, self.timeout_s - TOLD_S)))
         except GetTimeoutError as err:
-            late = [name for name, ref in calls.items() if not ray.wait([ref], timeout=0)[0]]
-            raise WorkerTimeoutError(f"waited {self.timeout_s:.0f} s for {', '.join(late[:4])}.") from err
+            raise WorkerTimeoutError(f"waited {self.timeout_s:.0f} s for {_late(calls)}.") from err
         except RayError as err:
             death = first_death(list(calls.items()))
             if death is None and isinstance(err, RayTaskError):
@@ -300,6 +311,12 @@ class RayCluster:
         self._groups.clear()
         self.hosts.clear()
         self.labels.clear()
+
+
+def _late(calls: Mapping[str, Ref]) -> str:
+    """The calls that have not ended, in words."""
+    late = [name for name, ref in calls.items() if not ray.wait([ref], timeout=0)[0]]
+    return ", ".join(late[:NAMED]) + f" and {len(late) - NAMED} more" * (len(late) > NAMED)
 
 
 def _is_untold(record: logging.LogRecord) -> bool:

@@ -345,8 +345,23 @@ def test_a_disk_of_checkpoints_that_nodes_do_not_share_is_refused(
 def test_who_does_not_join_in_time_is_named(there: Pretended) -> None:
     devices = [device(there, NODES[0], made_s=made_s) for made_s in (1.0, *[99.0] * 5)]
     names = ", ".join(f"device {number} to join the world" for number in range(1, 5))
-    with pytest.raises(WorkerTimeoutError, match=rf"^waited 10 s for {names}\.$"):
+    with pytest.raises(WorkerTimeoutError, match=rf"^waited 10 s for {names} and 1 more\.$"):
         of(*devices).prepare({}, [])
+
+
+@pytest.mark.parametrize(("made_s", "told"), [(59.0, False), (61.0, True), (299.0, True), (301.0, True)])
+def test_who_is_late_is_told_after_a_minute(
+    there: Pretended, caplog: pytest.LogCaptureFixture, *, made_s: float, told: bool
+) -> None:
+    """Half an hour, in which a node cannot start its devices or is not reached, passed in silence."""
+    job = of(device(there, NODES[0]), device(there, NODES[0], made_s=made_s))
+    job.timeout_s = 300.0
+    wrong = pytest.raises(WorkerTimeoutError, match=r"^waited 300 s for device 1 to join the world\.$")
+    with wrong if made_s > job.timeout_s else nullcontext():
+        job.prepare({}, [])
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["Waiting for device 1 to join the world."] * told
+    assert there.now == min(made_s, job.timeout_s)
 
 
 @pytest.mark.parametrize(
