@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
 
 import psutil
 import ray
+from torch.distributed import TCPStore
 
 from rlhf_lightning.controller.block import Shard
 from rlhf_lightning.controller.device import Device
@@ -49,12 +49,14 @@ class DeviceActor(Device):
         super().join(spec, num_threads, offload=offload)
 
     def address(self) -> str:
-        """host:port of a port that is free on this node; a host of IPv6 is in brackets."""
+        """host:port at which this device, the first, holds the world's store; a host of IPv6 is in brackets.
+
+        It listens from now on, so that nobody takes the port meanwhile: `join` finds it by the number.
+        """
         ip = ray.util.get_node_ip_address()
         host = f"[{ip}]" if ":" in ip else ip
-        with socket.socket() as sock:
-            sock.bind(("", 0))
-            return f"{host}:{sock.getsockname()[1]}"
+        self.store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+        return f"{host}:{self.store.port}"
 
     def submit(self, parcel: bytes, *shards: Shard) -> bytes | Shard | tuple[bytes | Shard, ...]:
         """Run a call; Ray wants one result bare and several as a tuple.

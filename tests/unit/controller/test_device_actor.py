@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 import weakref
 from urllib.parse import urlsplit
 
@@ -11,6 +12,7 @@ import pytest
 import ray
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from rlhf_lightning.controller import WorkerError
 from rlhf_lightning.controller.device import Device, Placement, allow_files
@@ -90,6 +92,18 @@ def test_the_address_of_a_device_has_its_host_and_port_apart(
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: ip)
     found = urlsplit(f"tcp://{DeviceActor(0, gpu=False).address()}")
     assert (found.hostname, bool(found.port)) == (ip, True)
+
+
+def test_nobody_takes_the_port_of_the_store_before_the_devices_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    device = DeviceActor(0, gpu=False)
+    address = device.address()
+    with pytest.raises(OSError, match="in use"):
+        socket.create_server(("", urlsplit(f"tcp://{address}").port or 0))
+    store, rank, size = next(rendezvous(f"tcp://{address}", rank=0, world_size=1))
+    store.set("said", "here")
+    assert (device.store.get("said"), rank, size) == (b"here", 0, 1)
 
 
 def limits(group: dist.ProcessGroup) -> tuple[tuple[int, int], ...]:
