@@ -286,15 +286,6 @@ class LastFirst(Noting):
         return Batch.of(dict.fromkeys(ANSWERS, 10 * now) | {"row_numbers": now})
 
 
-@pytest.mark.parametrize("copy", [False, True])
-def test_an_environment_that_a_node_lacks_is_told_before_the_model_is_loaded(*, copy: bool) -> None:
-    actor = Actor(path="there", environment=Environment(function="no_such_module.speaks"))
-    role = Generator.of(actor) if copy else actor
-    here = Worker(0, ParallelLayout(), torch.device("cpu"), None, None, settings=Settings())
-    with pytest.raises(ValueError, match=r"no module 'no_such_module'.* The controller has found it: each"):
-        role.build(here)
-
-
 def test_answers_in_parts_have_no_environment() -> None:
     generator = LastFirst("generator", [])
     separate = GenerationInParts(Noting("actor", []), generator, recompute_log_probs=False, parts=3)

@@ -357,32 +357,6 @@ def test_a_service_that_is_down_names_field_and_address(kind: type[Reward | Cost
         assert len(asked.contents) == 1
 
 
-@pytest.mark.parametrize("kind", [Reward, Cost])
-@pytest.mark.parametrize(
-    ("functions", "said"),
-    [
-        ("no_such_module.function", r"judge function 'no_such_module.function': there is no module .*"),
-        ("http://127.0.0.1:1/", r"http://127.0.0.1:1/: the header Key takes the .* NO_SUCH_VARIABLE, .*"),
-    ],
-)
-def test_what_a_node_lacks_of_functions_is_told_before_the_model_is_loaded(
-    kind: type[Reward | Cost], functions: str, said: str
-) -> None:
-    """The controller, which has tried them, may be on another node, and in another environment."""
-    role = kind(functions=functions, http=HTTPOptions(headers={"Key": "$NO_SUCH_VARIABLE"}), path="there")
-    wanted = rf"^judge\[rank 0, .*\.build: {said} The controller has found it: each node needs it"
-    with pytest.raises(RuntimeError, match=wanted):
-        compute(role, batch())
-
-
-def test_functions_are_found_where_they_are_asked() -> None:
-    """Not on the other ranks of a replica."""
-    role, layout = Reward(functions="no_such_module.function"), ParallelLayout(t=2)
-    role.build(Worker(1, layout, torch.device("cpu"), None, None, settings=Settings()))
-    with pytest.raises(ValueError, match="no_such_module"):
-        role.build(Worker(0, layout, torch.device("cpu"), None, None, settings=Settings()))
-
-
 def test_options_that_do_not_go_together() -> None:
     with pytest.raises(ValueError, match=r"reward\.per_token=steps: a model .*--algo\.reward\.path"):
         Reward(per_token=STEPS).check()
