@@ -6,7 +6,7 @@ import os
 
 import psutil
 import ray
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from rlhf_lightning.controller.block import Shard
 from rlhf_lightning.controller.device import Device
