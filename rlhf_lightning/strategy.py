@@ -38,7 +38,7 @@ from rlhf_lightning.output import checkpoint_directories, keep_tables
 from rlhf_lightning.parallel import ParallelLayout, subgroups
 from rlhf_lightning.reporting import monitor_each_validation, plain_options, silence_lightning
 from rlhf_lightning.requeue import Requeue, check_whole
-from rlhf_lightning.strategy_checks import check_layouts, check_options, check_pools, check_start
+from rlhf_lightning.strategy_checks import check_layouts, check_options, check_pools, check_start, release
 from rlhf_lightning.trainer_checks import check_callbacks, check_trainer
 from rlhf_lightning.workers import Critic, Generator, Role, Settings
 from rlhf_lightning.workers.placement_summary import log_placements
@@ -188,6 +188,7 @@ class Strategy(SingleDeviceStrategy):
         check_alone()
         super().setup_environment()
         checks.check_fields(self.algorithm)  # which say what is placed
+        release(self)
         self.join()
         roles = self.models()
         self.settings.check_read(apart=any(isinstance(role, Generator) for role in roles.values()))

@@ -1,12 +1,14 @@
-"""Checks of a strategy before any worker starts, and of runs that would lose their result."""
+"""Checks of a strategy before any worker starts, of runs that would lose their result, or have not ended."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerStatus
 
 from rlhf_lightning.controller.cluster import ResourcePool, num_devices, num_gpus
 from rlhf_lightning.field_types import check_names, check_types
@@ -22,6 +24,26 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+RUNNING = TrainerStatus.RUNNING
+_BEGUN = WeakSet["Strategy"]()
+"""Those of this process that have begun a run."""
+
+
+def release(strategy: Strategy) -> None:
+    """Release devices that earlier runs hold: where a callback's `on_exception` raises, Lightning does not.
+
+    Args:
+        strategy: that begins a run, and may have left such itself.
+    """
+    for other in [*_BEGUN]:
+        if other.transport is None and other._cluster is None:
+            continue
+        trainer = other.algorithm._trainer
+        runs = trainer is not None and trainer.strategy is other and trainer.state.status == RUNNING
+        if other is strategy or not runs:  # else a callback of that run has begun this one
+            other.teardown()
+    _BEGUN.add(strategy)
 
 
 def check_options(strategy: Strategy) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -21,6 +22,7 @@ from rlhf_lightning.running import KLPenalty
 from rlhf_lightning.spec import OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Cost, Reward
+from tests.unit.algos import short
 from tests.unit.algos.short import grpo, trainer
 
 
@@ -56,6 +58,52 @@ def test_what_was_learned_is_not_left_behind_in_silence(tmp_path: Path) -> None:
     run.fit_loop.epoch_loop.max_steps = 4
     run.fit(algorithm, datamodule=data, ckpt_path="last")
     assert (run.global_step, algorithm.iterations_here) == (4, 4)
+
+
+class Raises(pl.Callback):
+    """Ends a run by an error, and has one of its own when it hears of that."""
+
+    def on_train_batch_start(self, *_: object, **__: object) -> None:
+        raise RuntimeError
+
+    def on_exception(self, *_: object) -> None:
+        """Raise."""
+        raise LookupError
+
+
+@pytest.mark.parametrize(("same", "anew"), [(True, False), (False, False), (False, True)])
+def test_what_a_run_has_left_is_released_when_the_next_begins(
+    tmp_path: Path, *, same: bool, anew: bool
+) -> None:
+    """Lightning releases nothing where `on_exception` raises, and the next run had no room beside it."""
+    algorithm, data = grpo(), TaskData(batch_size=2, num_rows=4, num_val_rows=0)
+    run = trainer(Local(), tmp_path, callbacks=[Raises()])
+    with pytest.raises(LookupError):
+        run.fit(algorithm, datamodule=data)
+    left = run.strategy.transport  # type: ignore[attr-defined]
+    if same:
+        run.callbacks.pop(0)  # type: ignore[attr-defined]
+    again = run if same else trainer(Local(), tmp_path)
+    again.fit(grpo() if anew else algorithm, datamodule=data)
+    assert left.closed
+    assert again.strategy.transport is None  # type: ignore[attr-defined]
+
+
+class Nested(pl.Callback):
+    """Fits another algorithm within a run."""
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: object, **__: object) -> None:
+        transport = trainer.strategy.transport  # type: ignore[attr-defined]
+        other = short.trainer(Local(), Path(trainer.default_root_dir) / "other")
+        with suppress(ValueError):  # two have no room in one process, without Ray
+            other.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=0))
+        assert not transport.closed
+
+
+def test_a_run_within_another_takes_nothing_from_it(tmp_path: Path) -> None:
+    run = trainer(Local(), tmp_path, callbacks=[Nested()])
+    run.fit(grpo(), datamodule=TaskData(batch_size=2, num_rows=4, num_val_rows=0))
+    assert run.global_step
 
 
 @pytest.mark.parametrize("keeps", [True, False])
