@@ -19,7 +19,7 @@ from typing import Any
 import ray
 import torch
 from ray._common.utils import get_default_system_temp_dir
-from ray._private import services
+from ray._private import services, utils
 from ray._private.utils import estimate_available_memory, resolve_object_store_memory
 from ray.exceptions import AuthenticationError
 
@@ -142,7 +142,7 @@ def start_ray(num_cpus: int) -> None:
         WorkerTimeoutError: it takes longer than Ray waits.
     """
     try:
-        with _uninterrupted(), _apart(), defaults(_ONE_HEAP):
+        with _heeding_sigterm(), _uninterrupted(), _apart(), defaults(_ONE_HEAP):
             # Left to itself Ray counts GPUs for which torch may not have been built.
             gpus = torch.cuda.device_count()
             ray.init(address=LOCAL, num_cpus=num_cpus, num_gpus=gpus, **_OWN, **_QUIET)
@@ -153,7 +153,6 @@ def start_ray(num_cpus: int) -> None:
             f"Ray did not start on this machine: {err} Try again when it has less to do, or start Ray by "
             "hand (`ray start --head`) and type --strategy.address auto."
         ) from err
-    _heed_sigterm()
 
 
 def join(address: str, origin: str = OPTION) -> None:
@@ -170,14 +169,13 @@ def join(address: str, origin: str = OPTION) -> None:
     if address != "auto" and not services.find_node_ids():  # Ray would look for one for a minute
         raise ValueError(f"{said} from this machine, on which no Ray runs. {_BE_A_NODE}")
     try:
-        with _uninterrupted():
+        with _heeding_sigterm(), _uninterrupted():
             ray.init(address=address, **_QUIET)
     except (ConnectionError, AuthenticationError) as err:  # there is no token here
         raise ValueError(
             f"{said} ({err}). One that asks for a token wants RAY_AUTH_MODE=token here, too, its token in "
             f"~/.ray/auth_token or RAY_AUTH_TOKEN, and this machine must be one of its nodes. {_BE_A_NODE}"
         ) from err
-    _heed_sigterm()
 
 
 @contextmanager
@@ -220,10 +218,22 @@ def _apart() -> Iterator[None]:
         services.ConsolePopen = popen  # type: ignore[misc]
 
 
-def _heed_sigterm() -> None:
-    """Let SIGTERM end this process as it would without Ray: its core aborts, and its Python ends with 15."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _end)
+@contextmanager
+def _heeding_sigterm() -> Iterator[None]:
+    """Let SIGTERM end this process as it would without Ray, from now on and after this context, as Ray is up.
+
+    Ray's core aborts, and its Python ends with 15, or 1 while it starts; it may set no handler of its own.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    theirs, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda _: None
+    signal.signal(signal.SIGTERM, _end)
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = theirs
+    signal.signal(signal.SIGTERM, _end)  # the core has set its own
 
 
 def _end(number: int, _frame: FrameType | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import ray
 import torch
-from ray._private import services
+from ray._private import services, utils
 from ray.exceptions import AuthenticationError
 
 from rlhf_lightning.controller import WorkerTimeoutError, connection
@@ -67,6 +67,8 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def init(**given: object) -> None:
         found.update(given, popen=services.ConsolePopen, heaps=os.environ.get("MALLOC_ARENA_MAX"))
         monkeypatch.setenv("RAY_AUTH_MODE", "token")  # as Ray does
+        if threading.current_thread() is threading.main_thread():
+            utils.set_sigterm_handler(lambda *_: sys.exit(1))  # the same
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(signal, "signal", lambda *given: found["handlers"].append(given))
@@ -119,17 +121,21 @@ def test_a_cluster_is_joined_as_it_is(begun: dict[str, Any]) -> None:
 def test_sigterm_ends_with_what_a_shell_calls_it(
     begun: dict[str, Any], begin: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray's core aborts, and its Python ends with 15."""
+    """Ray's core aborts, and its Python ends with 15; with 1, or 15, while it starts."""
+    theirs = utils.set_sigterm_handler
     monkeypatch.setattr(connection, "TERMINATED", noted := threading.Event())
     other = threading.Thread(target=begin)
     other.start()
     other.join()
     assert begun["handlers"] == [], "none but the main thread may"
     begin()
-    (number, _), interrupt, (other_number, end) = begun["handlers"]
+    first, (number, _), interrupt, last = begun["handlers"]
     assert number == signal.SIGINT, "while Ray starts"
     assert interrupt == (signal.SIGINT, signal.getsignal(signal.SIGINT))
+    assert first == last, "its core has set its own meanwhile"
+    other_number, end = last
     assert other_number == signal.SIGTERM
+    assert utils.set_sigterm_handler is theirs
     with pytest.raises(SystemExit, match=r"^143$"):
         end(signal.SIGTERM, None)
     assert noted.is_set()
@@ -139,7 +145,7 @@ def test_a_ctrl_c_that_is_ignored_stays_so(begun: dict[str, Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)
         start_ray(1)
-    assert [number for number, _ in begun["handlers"]] == [signal.SIGTERM]
+    assert [number for number, _ in begun["handlers"]] == [signal.SIGTERM] * 2
 
 
 @pytest.mark.parametrize("begin", [lambda: start_ray(1), lambda: join("auto")], ids=["start", "join"])
