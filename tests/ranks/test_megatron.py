@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import random
+from megatron.core.utils import GlobalMemoryBuffer
 from safetensors.torch import load_file, save_file
 from tensordict import TensorDict
 from torch import Tensor
@@ -67,7 +69,9 @@ def trained(
     made = engine._runs[0].config.sequence_parallel, len(engine._runs), engine._adamw._distributed
     assert made == (config.sequence_parallel, config.chunks, config.distributed_optimizer)
     replica = layout.coordinate(group.rank()).d
-    return three_d.train(engine, rows_of(replica, layout.d, all_in_one=all_in_one))
+    found = three_d.train(engine, rows_of(replica, layout.d, all_in_one=all_in_one))
+    assert not any(isinstance(kept, GlobalMemoryBuffer) for kept in gc.get_objects())
+    return found
 
 
 def compare(results: list[Trained], layout: ParallelLayout, theirs: Trained, *, all_in_one: bool) -> None:

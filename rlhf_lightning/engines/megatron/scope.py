@@ -30,7 +30,6 @@ class Scope:
             "_TENSOR_MODEL_PARALLEL_GROUP": groups.tensor,
             "_PIPELINE_MODEL_PARALLEL_GROUP": groups.pipeline,
             "_DATA_PARALLEL_GROUP": groups.data,
-            "_GLOBAL_MEMORY_BUFFER": GlobalMemoryBuffer(),
             "_VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE": chunks if chunks > 1 else None,
         }
 
@@ -39,7 +38,9 @@ class Scope:
         """Within this context, Megatron code of this model may run."""
         host: AbstractContextManager[None] = on_the_host() if self._on_cpu else nullcontext()
         tracker = {"_CUDA_RNG_STATE_TRACKER": _NoRandomNumbers(), "_CUDA_RNG_STATE_TRACKER_INITIALIZED": True}
-        with replaced(parallel_state, self._globals), replaced(random, tracker), host:
+        # Sequence parallelism gathers tokens in it: what it takes is free while the model waits.
+        shared = {**self._globals, "_GLOBAL_MEMORY_BUFFER": GlobalMemoryBuffer()}
+        with replaced(parallel_state, shared), replaced(random, tracker), host:
             yield
 
 
