@@ -34,8 +34,8 @@ class Piece:
 
     master: Tensor
     """float32, in the parameter's shape; flat where it is an interval of it."""
-    interval: tuple[int, int] | None
-    """[start, stop) of the flattened parameter; None for all of it."""
+    interval: slice | None
+    """Of the flattened parameter; None for all of it."""
 
 
 class FrozenParameters:
@@ -120,7 +120,7 @@ class ShardedAdamW:
             return None
         group, number = place
         span = self._optimizer._get_model_param_range_map(parameter)["param"]
-        return Piece(self._adamw.param_groups[group]["params"][number], (span.start, span.end))
+        return Piece(self._adamw.param_groups[group]["params"][number], slice(span.start, span.end))
 
     def read(self, name: str, moment: str | None = None) -> Tensor:
         """This rank's shard of a parameter's master or moment; collective with a distributed optimizer.
@@ -132,8 +132,8 @@ class ShardedAdamW:
         if piece is not None and piece.interval is None:
             return self._tensor(piece, moment)
         whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
-        if piece is not None and piece.interval is not None:
-            whole[slice(*piece.interval)] = self._tensor(piece, moment)
+        if piece is not None:
+            whole[piece.interval] = self._tensor(piece, moment)
         dist.all_reduce(whole, group=self._groups.data)
         return whole.view(parameter.shape)
 
@@ -143,7 +143,7 @@ class ShardedAdamW:
         if moment is None:
             parameter.data.copy_(values)
         if piece is not None:
-            part = values if piece.interval is None else values.flatten()[slice(*piece.interval)]
+            part = values if piece.interval is None else values.flatten()[piece.interval]
             self._tensor(piece, moment).copy_(part)
 
     def tensors(self) -> list[Tensor]:
