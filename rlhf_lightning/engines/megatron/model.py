@@ -28,7 +28,7 @@ from rlhf_lightning.engines.megatron.parts import Frequencies, layers
 from rlhf_lightning.engines.megatron.tokens import Padded, Tokens
 from rlhf_lightning.engines.packed.packing import PackedRows
 from rlhf_lightning.parallel.layout import ParallelLayout
-from rlhf_lightning.parallel.sharding import Sharded, even_stages
+from rlhf_lightning.parallel.sharding import Sharded
 
 _LAYER = "decoder.layers."
 
@@ -62,7 +62,6 @@ def transformer_config(
         tensor_model_parallel_size=layout.t,
         pipeline_model_parallel_size=layout.p,
         virtual_pipeline_model_parallel_size=settings.chunks if interleaved else None,
-        pipeline_model_parallel_layout=_stages(config.num_hidden_layers, layout.p, settings.chunks),
         sequence_parallel=settings.sequence_parallel and layout.t > 1,
         params_dtype=dtype,
         pipeline_dtype=dtype,
@@ -84,14 +83,6 @@ def transformer_config(
         apply_rope_fusion=False,
         persist_layer_norm=False,
     )
-
-
-def _stages(num_layers: int, p: int, chunks: int) -> list[list[str]]:
-    """What each run of layers has, in Megatron's terms."""
-    found = [["decoder"] * len(run) for run in even_stages(num_layers, p * chunks)]
-    found[0].insert(0, "embedding")
-    found[-1].append("loss")
-    return found
 
 
 class Run(LanguageModule):  # type: ignore[misc]

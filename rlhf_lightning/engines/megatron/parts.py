@@ -43,13 +43,13 @@ class PackedAttention(nn.Module):
     def __init__(
         self,
         *,
+        number: int,
         window: int,
         config: TransformerConfig,
-        layer_number: int,
         **unused: object,
     ) -> None:
         super().__init__()
-        self._layer = Layer(layer_number - 1, scaling=config.kv_channels**-0.5, window=window)
+        self._layer = Layer(number, scaling=config.kv_channels**-0.5, window=window)
 
     def forward(
         self,
@@ -85,14 +85,14 @@ class Frequencies(nn.Module):
 def layers(config: PreTrainedConfig, numbers: tuple[int, ...]) -> TransformerBlockSubmodules:
     """Megatron's description of these layers, and of the norm after the last of all."""
     return TransformerBlockSubmodules(
-        layer_specs=[_layer(window_of(config, number)) for number in numbers], layer_norm=Norm
+        layer_specs=[_layer(number, window_of(config, number)) for number in numbers], layer_norm=Norm
     )
 
 
-def _layer(window: int) -> ModuleSpec:
+def _layer(number: int, window: int) -> ModuleSpec:
     attention = SelfAttentionSubmodules(
         linear_qkv=ColumnParallelLinear,
-        core_attention=partial(PackedAttention, window=window),
+        core_attention=partial(PackedAttention, number=number, window=window),
         linear_proj=RowParallelLinear,
     )
     submodules = TransformerLayerSubmodules(
