@@ -65,7 +65,7 @@ def transformer_config(
         sequence_parallel=settings.sequence_parallel and layout.t > 1,
         params_dtype=dtype,
         pipeline_dtype=dtype,
-        variable_seq_lengths=layout.p > 1,
+        variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",  # noqa: S106 - no experts; the default refuses the line above
         # With the opposite values an interleaved pipeline of two stages silently computes wrong gradients.
         overlap_p2p_comm=interleaved,
@@ -76,12 +76,6 @@ def transformer_config(
         calculate_per_token_loss=True,  # losses are divided already: Megatron only sums
         perform_initialization=False,
         use_cpu_initialization=device.type == "cpu",
-        gradient_accumulation_fusion=False,
-        masked_softmax_fusion=False,
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        apply_rope_fusion=False,
-        persist_layer_norm=False,
     )
 
 
