@@ -75,7 +75,7 @@ class MegatronEngine(TrainEngine):
             torch.cuda.set_device(self._device)
         else:
             keep_freed_memory()
-        self._scope = Scope(seat.groups, chunks=self._config.chunks, device=self._device)
+        self._scope = Scope(seat.groups, device=self._device)
         with self._scope.entered():
             self._build()
         self._offloaded = OffloadedParts(model.path, device=self._device)

@@ -23,14 +23,12 @@ from rlhf_lightning.parallel.groups import ModelGroups
 class Scope:
     """The global state that one model's Megatron code needs."""
 
-    def __init__(self, groups: ModelGroups, *, chunks: int, device: torch.device) -> None:
+    def __init__(self, groups: ModelGroups, *, device: torch.device) -> None:
         self.collection = _collection(groups)
         self._on_cpu = device.type == "cpu"
         self._globals = {
             "_TENSOR_MODEL_PARALLEL_GROUP": groups.tensor,
-            "_PIPELINE_MODEL_PARALLEL_GROUP": groups.pipeline,
             "_DATA_PARALLEL_GROUP": groups.data,
-            "_VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE": chunks if chunks > 1 else None,
         }
 
     @contextmanager
@@ -62,5 +60,4 @@ def _collection(groups: ModelGroups) -> ProcessGroupCollection:
         pos_embd=None,
         cp=groups.alone,
         ep=groups.alone,
-        expt_dp=groups.data,
     )
