@@ -22,6 +22,7 @@ from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from rlhf_lightning.engines import Head, Megatron
 from rlhf_lightning.engines.megatron import check_layout, parts
+from rlhf_lightning.engines.megatron.cpu import on_the_host
 from rlhf_lightning.engines.megatron.tokens import Tokens
 from rlhf_lightning.engines.packed.packing import plan, select
 from rlhf_lightning.parallel import Generation, ParallelLayout
@@ -204,6 +205,12 @@ def test_engines_of_different_layouts_share_a_process(models: dict[str, Path]) -
         torch.testing.assert_close(values, expected(critic, "scalar").weights, rtol=0, atol=1e-4)
 
 
+def test_losses_may_ask_for_a_type_on_the_host() -> None:
+    with on_the_host():
+        found = torch.ones(1).type(torch.float64), torch.ones(1).type(dtype=torch.float64)
+    assert {tensor.dtype for tensor in found} == {torch.float64}
+
+
 def clipped(group: dist.ProcessGroup, spec: ModelSpec, config: Megatron) -> float:
     """The norm by which a rank clips, where the sum of each group is off in its own way, as by rounding."""
     layout = ParallelLayout(t=2, d=2)
@@ -231,7 +238,7 @@ def test_all_ranks_clip_by_one_norm(models: dict[str, Path], *, distributed_opti
 
 def recomputed(group: dist.ProcessGroup, spec: ModelSpec, layout: ParallelLayout) -> tuple[int, int, bool]:
     """Attention calls of a step, plain and recomputed; whether a step without a number is left out."""
-    calls = [0]
+    calls, queued = [0], len(torch.cuda._queued_calls)
     own = parts.PackedAttention.forward
 
     def counted(self: parts.PackedAttention, *args: Tensor, **kwargs: Tokens) -> Tensor:
@@ -245,6 +252,7 @@ def recomputed(group: dist.ProcessGroup, spec: ModelSpec, layout: ParallelLayout
         engine = three_d.megatron(seat, changed, "lm", Megatron())
         three_d.step(engine, tiny.rows())
         calls.append(0)
+    assert len(torch.cuda._queued_calls) == queued, "nothing waits for a GPU"
     before = engine.give_weights()
     engine.accumulate(tiny.rows(), tiny.Broken(), tiny.counts(), temperature=1.0)
     report = engine.optimizer_step()
