@@ -181,7 +181,7 @@ def test_a_model_that_nothing_trains_is_held_once(models: dict[str, Path]) -> No
 
 
 def two(group: dist.ProcessGroup, actor: ModelSpec, critic: ModelSpec) -> list[Tensor]:
-    """Two engines of different layouts in one process, their steps mixed; then what is left of them."""
+    """Two engines of different layouts in one process, their calls mixed; then what is left of them."""
     before = dict(os.environ)
     engines = [
         three_d.megatron(three_d.seat(group, ParallelLayout(p=2)), actor, "lm"),
@@ -190,6 +190,7 @@ def two(group: dist.ProcessGroup, actor: ModelSpec, critic: ModelSpec) -> list[T
     for _ in range(three_d.STEPS):
         for engine in engines:
             three_d.step(engine, tiny.rows())
+            assert not len(engine.infer(tiny.rows()[:0], temperature=1.0))
     assert dict(os.environ) == before
     assert not parallel_state.is_initialized()
     assert random._CUDA_RNG_STATE_TRACKER is None

@@ -74,11 +74,11 @@ class Frequencies(nn.Module):
     def __init__(self, config: PreTrainedConfig, device: torch.device) -> None:
         super().__init__()
         # Llama's module computes Qwen2's frequencies too.
-        self._inverse = LlamaRotaryEmbedding(cast(LlamaConfig, config)).inv_freq.to(device, torch.float32)
+        self._inverse = LlamaRotaryEmbedding(cast(LlamaConfig, config)).inv_freq.to(device)
 
     def forward(self, position_ids: Tensor) -> Tensor:
         """[1, T] -> [T, 1, 1, D] float32, both halves of D equal."""
-        angles = position_ids[0, :, None].float() * self._inverse
+        angles = position_ids[0, :, None] * self._inverse
         return torch.cat([angles, angles], -1)[:, None, None]
 
 
