@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from unittest import mock
 
 import pytest
 import torch
@@ -108,6 +109,18 @@ def test_a_node_without_memory_to_pin_says_whose_and_how_much(monkeypatch: pytes
         "computes: none is left to pin (CUDA error: out of memory). Leave --strategy.offload out, or take "
         "more nodes."
     )
+
+
+def test_a_gpu_has_computed_what_leaves_it() -> None:
+    """On whatever stream: once for all parts, before the first leaves."""
+    seen: list[tuple[torch.device, int]] = []
+    with pretended():
+        there = [written(KIB, 1), written(KIB, 2)]
+        with mock.patch(
+            "torch.cuda.synchronize", lambda device: seen.append((device, offload.size_bytes(there)))
+        ):
+            OffloadedParts("model", device=GPU).offload(["parameters", "optimizer"], lambda _: there)
+    assert seen == [(GPU, 2 * KIB)]
 
 
 def test_storages_that_were_freed_are_left_alone() -> None:
