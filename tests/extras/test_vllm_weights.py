@@ -269,7 +269,7 @@ def test_forgotten_pages_hold_zeros_and_their_neighbours_stay() -> None:
     everything = torch.frombuffer(around, dtype=torch.uint8).fill_(1)
     tensor = torch.frombuffer(around, dtype=torch.uint8, offset=64, count=2**22 - 128)
     before = resident_bytes()
-    assert release_pages([tensor[:10], tensor[10:]]) == 2**22 - 2 * page
+    release_pages([tensor[:10], tensor[10:]])
     assert before - resident_bytes() > 3 * 2**20
     assert not everything[page:-page].any()
     assert everything[:page].all()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import sys
 from collections.abc import Iterable
 
 from torch import Tensor
@@ -12,23 +11,13 @@ from torch import Tensor
 from rlhf_lightning.engines.offload import storages
 
 
-def release_pages(tensors: Iterable[Tensor]) -> int:
-    """Return the pages of tensors to the system; they read as zeros, and get memory again when written.
-
-    Does nothing on systems other than Linux.
-
-    Returns:
-        Bytes released.
-    """
-    if sys.platform != "linux":
-        return 0
+def release_pages(tensors: Iterable[Tensor]) -> None:
+    """Return the pages of tensors to the system; they read as zeros, and get memory again when written."""
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    total = 0
     for storage in storages(tensors):
         start = storage.data_ptr()
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         length = (start + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE - first
-        if length > 0 and advise(first, length, mmap.MADV_DONTNEED) == 0:
-            total += length
-    return total
+        if length > 0:
+            advise(first, length, mmap.MADV_DONTNEED)
