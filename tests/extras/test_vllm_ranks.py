@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 from transformers import AutoModelForCausalLM
 
 from rlhf_lightning.engines import FSDP, VLLM, FSDPEngine, TrainEngine, train_engine
@@ -155,3 +156,21 @@ def added_by_name(group: dist.ProcessGroup) -> list[float]:
 def test_a_later_engine_has_the_groups_that_a_compiled_model_names() -> None:
     """VLLM keeps compiled models on disk for other runs, in which engines may be made in another order."""
     assert spmd.run(2, added_by_name) == [[2.0, 2.0]] * 2
+
+
+def ends_late(group: dist.ProcessGroup) -> list[bool]:
+    """Whether a world outlives groups of one before it: those that had made that one, and others there."""
+    dist.destroy_process_group(group)
+    maker, guest = (Groups(None, device=torch.device("cpu")) for _ in range(2))
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    kept = list[bool]()
+    for earlier in (guest, maker):
+        earlier.close()
+        kept.append(dist.is_initialized())
+    return kept
+
+
+def test_an_engine_that_ends_in_the_next_run_leaves_that_runs_world() -> None:
+    """A run under `local` ends vLLM's world, and its engine may be in a cycle that is collected later."""
+    assert spmd.run(1, ends_late) == [[True, True]]

@@ -75,7 +75,7 @@ class Groups:
         if self._made_world:
             dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         self._alone = alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-        whole = dist.group.WORLD
+        self._whole = whole = dist.group.WORLD
         assert whole is not None
         one = _Coordinator(alone, name="rlhf_alone", device=device)
         world = _Coordinator(whole, name="rlhf_world", device=device)
@@ -96,10 +96,13 @@ class Groups:
             yield
 
     def close(self) -> None:
-        """Destroy what was made here: the group of this rank alone, or the world if there was none."""
+        """Destroy what was made here: the group of this rank alone, or the world if there was none.
+
+        A run under `local` ends that world too, and an engine may end in the next run, which has another one.
+        """
         for coordinator in self._coordinators:
             del coordinator.cpu_group, coordinator.device_group
         self._found.clear()
-        if dist.is_initialized():
+        if dist.group.WORLD is self._whole:
             dist.destroy_process_group(None if self._made_world else self._alone)
-        del self._alone
+        del self._alone, self._whole
