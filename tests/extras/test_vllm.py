@@ -100,7 +100,7 @@ def test_log_probs_are_those_before_truncation(pair: Pair, tmp_path: Path, sampl
 def test_the_trained_model_answers_whatever_else_the_config_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LongRoPE, whose original length stands where vLLM does not look, and the architecture of another."""
+    """LongRoPE, whose original length vLLM looks for elsewhere, another architecture, and other ends."""
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
     long: Any = {**rope, "rope_theta": 1e4, "original_max_position_embeddings": 32}
     monkeypatch.setitem(generating.MODELS, "long", Qwen2Config(**generating._SIZES, rope_parameters=long))
@@ -108,8 +108,10 @@ def test_the_trained_model_answers_whatever_else_the_config_says(
     sequences, sampling = prompts([3, 22]), Sampling(max_new_tokens=9)
     file = tmp_path / "files" / "config.json"
     file.write_text(file.read_text().replace("Qwen2ForCausalLM", "LlamaForCausalLM"))
+    (tmp_path / "files" / "generation_config.json").write_text(f'{{"eos_token_id": {[*range(VOCABULARY)]}}}')
     pair = Pair(spec, "vllm")
     out = pair(table(sequences), sampling)
+    assert out["response_mask"].all()
     expected = generating.judged(generating.exported(pair.source, tmp_path), sequences, out, sampling)
     torch.testing.assert_close(out["log_probs"], expected, atol=EXACT, rtol=0)
     with pytest.raises(ValueError, match=r"prompt of 24 tokens .* exceed the 32 positions"):

@@ -1,4 +1,4 @@
-"""What leaves the project is read by vLLM as others start it: merged models, and adapters beside their base."""
+"""A vLLM as others start it reads what is exported: a merged model, and adapters beside their base."""
 
 from __future__ import annotations
 

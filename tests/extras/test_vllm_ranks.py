@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
+from unittest import mock
 
 import pytest
 import torch
@@ -13,10 +14,12 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from transformers import AutoModelForCausalLM
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from rlhf_lightning.engines import FSDP, VLLM, FSDPEngine, TrainEngine, train_engine
 from rlhf_lightning.engines.megatron.engine import MegatronEngine
 from rlhf_lightning.engines.vllm.engine import VLLMEngine
+from rlhf_lightning.engines.vllm.executor import InPlaceExecutor
 from rlhf_lightning.engines.vllm.groups import Groups
 from rlhf_lightning.parallel import Generation, ParallelLayout, Seat
 from rlhf_lightning.spec import ModelSpec, Sampling
@@ -156,6 +159,19 @@ def added_by_name(group: dist.ProcessGroup) -> list[float]:
 def test_a_later_engine_has_the_groups_that_a_compiled_model_names() -> None:
     """VLLM keeps compiled models on disk for other runs, in which engines may be made in another order."""
     assert spmd.run(2, added_by_name) == [[2.0, 2.0]] * 2
+
+
+def fewest_bytes(group: dist.ProcessGroup) -> list[int]:
+    """What a rank may take for keys and values, where one finds more room than the other."""
+    executor, here = object.__new__(InPlaceExecutor), Groups(group, device=torch.device("cpu"))
+    room = [9 - group.rank()]
+    with here.entered(), mock.patch.object(UniProcExecutor, "determine_available_memory", return_value=room):
+        return executor.determine_available_memory()
+
+
+def test_the_ranks_of_a_copy_have_equally_many_keys_and_values() -> None:
+    """They schedule alike by themselves; on a GPU each asks how much is free on its own."""
+    assert spmd.run(2, fewest_bytes) == [[8]] * 2
 
 
 def ends_late(group: dist.ProcessGroup) -> list[bool]:

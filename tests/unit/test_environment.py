@@ -102,10 +102,14 @@ def test_a_start_that_fails_is_undone_too(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(gc, "unfreeze", lambda: None)
     gpu, set_num_threads = _PretendedGPU(), torch.set_num_threads
     gpu.patch(monkeypatch)
-    with pytest.raises(MemoryError), process_restored():
+
+    def start() -> None:
         torch.cuda.set_stream(gpu.streams[1])
         torch.set_num_threads = lambda *_: None
         raise MemoryError
+
+    with pytest.raises(MemoryError), process_restored():
+        start()
     assert gpu.set[-1] is gpu.streams[0]
     assert torch.set_num_threads is set_num_threads
 

@@ -225,7 +225,6 @@ class VLLMEngine(GenerationEngine):
             dtype=self._spec.computes_in,
             skip_tokenizer_init=True,
             load_format="dummy",
-            generation_config="vllm",
             tensor_parallel_size=len(self._groups.ranks),
             distributed_executor_backend=InPlaceExecutor,
             # These two map memory of other GPUs, which this process does not see.

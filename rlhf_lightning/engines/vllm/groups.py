@@ -102,7 +102,6 @@ class Groups:
         """
         for coordinator in self._coordinators:
             del coordinator.cpu_group, coordinator.device_group
-        self._found.clear()
         if dist.group.WORLD is self._whole:
             dist.destroy_process_group(None if self._made_world else self._alone)
         del self._alone, self._whole

@@ -102,8 +102,6 @@ def _by_half(chunks: int) -> Callable[[Tensor], Tensor]:
 
 def _repad(layer: VocabParallelEmbedding, vocabulary: int) -> None:
     """Make an embedding or output layer take a vocabulary padded to `vocabulary`, not to a multiple of 64."""
-    layer.org_vocab_size_padded = layer.num_embeddings_padded = vocabulary
-    layer.num_embeddings_per_partition = vocabulary // layer.tp_size
     layer.shard_indices = layer._get_indices(
         vocabulary, vocabulary, layer.num_embeddings, layer.org_vocab_size, layer.tp_rank, layer.tp_size
     )
