@@ -8,13 +8,12 @@ python -m benchmarks.mapping plot     docs/images/mapping-*.svg
 
 import dataclasses
 import math
-import sys
 from itertools import product
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from benchmarks import published
+from benchmarks import environments, published
 from rlhf_lightning.mapping import fit, shapes
 from rlhf_lightning.mapping.dataflow import Dataflow, Stage, Work
 from rlhf_lightning.mapping.fit import Key
@@ -155,19 +154,20 @@ def draw_placements(figure: Figure) -> None:
 
 def main() -> None:
     """Run one command."""
-    if sys.argv[1:] == ["fit"]:
+    parser = environments.parser_of(__doc__)
+    parser.add_argument("command", choices=("fit", "rows", "scaling", "plot"))
+    command = parser.parse_args().command
+    if command == "fit":
         fitted = fit.fit(dataclasses.replace(A100, efficiency=START), loss, FREE, ceilings=CEILINGS)
         for key in FREE:
             print(f"{'.'.join(key)} = {fit.get(fitted, key):.3g}")
         table(fitted)
-    elif sys.argv[1:] == ["rows"]:
+    elif command == "rows":
         table(A100)
-    elif sys.argv[1:] == ["scaling"]:
+    elif command == "scaling":
         scaling()
-    elif sys.argv[1:] == ["plot"]:
-        plot(Path("docs/images"))
     else:
-        raise SystemExit(__doc__)
+        plot(Path("docs/images"))
 
 
 if __name__ == "__main__":

@@ -113,6 +113,7 @@ def predicted(path: str, dtype: str) -> dict[str, float]:
 
 def main() -> None:
     """Measure, print, and write the result."""
+    environments.parser_of(__doc__).parse_args()
     results: dict[str, dict[str, object]] = {}
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "config.json").write_text(json.dumps(SMOLLM2))

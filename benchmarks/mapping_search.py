@@ -49,6 +49,7 @@ def costs(num_models: int, *, equal: bool, writers: int = 1) -> SimulatedCosts:
 
 def main() -> None:
     """Measure, draw, and write the result."""
+    environments.parser_of(__doc__).parse_args()
     results: dict[str, dict[int, float]] = {}
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
