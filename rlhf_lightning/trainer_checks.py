@@ -102,6 +102,12 @@ def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
             f"Trainer(precision={trainer.precision!r}): each model has a type of its own. Type "
             'Actor(dtype="bfloat16") instead, and so for models of other paths than the actor\'s.'
         )
+    kind = type(strategy.algorithm)
+    if trainer.state.fn == "test" and kind.test_step is LightningModule.test_step:
+        raise ValueError(
+            f"trainer.test: {kind.__name__} has no test_step. Type trainer.validate, which answers "
+            "and scores held-out prompts, or write one."
+        )
     plugin = connector.checkpoint_io
     if not isinstance(plugin, TorchCheckpointIO | None):  # Lightning's own comes with a used strategy
         raise ValueError(

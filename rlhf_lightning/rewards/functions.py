@@ -56,10 +56,11 @@ def answer_of(row: dict[str, object], function: str) -> str:
         ValueError: the row has none, or null.
     """
     if row.get("answer") is None:
+        inner = [f" {n}.ground_truth" for n, v in row.items() if isinstance(v, dict) and "ground_truth" in v]
         raise ValueError(
             f"{function} compares with the row's field 'answer', this row has: {_fields(row)}; "
-            f"{prompt_beginning(row)}. Name the field that holds it by --data.answer_field, or use "
-            "another function."
+            f"{prompt_beginning(row)}. Name the field that holds it by --data.answer_field"
+            f"{''.join(inner[:1])}, or use another function."
         )
     return str(row["answer"]).strip()
 

@@ -150,6 +150,8 @@ def test_a_test_of_ones_own_has_its_own_loaders(tmp_path: Path) -> None:
         trainer(Local(), tmp_path).test(grpo(Tested), [first, second])
     with pytest.raises(ValueError, match=r"^trainer\.test: there are no data\. .*, dataloaders=\.\.\.\): "):
         trainer(Local(), tmp_path).test(grpo(Tested), datamodule=TaskData(num_rows=8, num_val_rows=2))
+    with pytest.raises(ValueError, match=r"^trainer\.test: GRPO has no test_step\. Type trainer\.validate, "):
+        trainer(Local(), tmp_path).test(grpo(), first)
 
 
 class Compared(Tested):

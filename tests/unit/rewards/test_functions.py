@@ -53,3 +53,5 @@ def test_row_without_an_answer(name: str) -> None:
         run(name, ["x"], question="q", prompt="the prompt")
     with pytest.raises(ValueError, match=r"this row has: prompt, answer \(null\); its prompt"):
         run(name, ["None"], prompt="the prompt", answer=None)
+    with pytest.raises(ValueError, match=r"--data\.answer_field reward_model\.ground_truth, or use another"):
+        run(name, ["x"], extra_info={"index": 3}, reward_model={"style": "rule", "ground_truth": "3"})
