@@ -22,12 +22,12 @@ def merged(state: Tensor, total: Tensor | float, squares: Tensor | float, count:
         count: how many there are; 0 changes nothing.
 
     Returns:
-        The new state, float64 [3].
+        The new state, float64 [3]; `state` itself where the count is 0.
     """
     n, mean, deviations = state.unbind()
     total, squares, more = (torch.as_tensor(x, dtype=torch.float64) for x in (total, squares, count))
     if more == 0:
-        return state.clone()
+        return state
     step = total / more - mean
     inner = (squares - total.square() / more).clamp(min=0)
     between = step.square() * n * more / (n + more)

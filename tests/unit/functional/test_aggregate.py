@@ -93,6 +93,7 @@ class Returning(Loss):
     [
         (lambda x: x.sum(), "returned a Tensor: a loss returns a scalar and metrics by name"),
         (lambda x: None, "returned a NoneType"),
+        (lambda x: (x.sum(), {}, {}), "returned a tuple"),
         (lambda x: (x, {}), r"the loss has the shape \[2, 3\], and has to be one number"),
         (lambda x: (x.sum(), {"kl": x}), r"the metric 'kl' has the shape \[2, 3\]"),
         (lambda x: (x.sum(), {"kl": 1.0}), "the metric 'kl' is a float. Make it a tensor"),

@@ -213,6 +213,8 @@ def test_what_is_no_estimator() -> None:
         check_estimator(Mine)
     with pytest.raises(TypeError, match=r"^alone is not an estimator\. Derive"):
         check_estimator(alone)
+    with pytest.raises(TypeError, match=r"^dict is not an estimator\. Derive"):
+        check_estimator(dict)
 
 
 class Spelt(Mine):

@@ -67,7 +67,7 @@ def slow_explained(returns: list[float], errors: list[float]) -> float:
         ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0], 0.0),
         ([-3.0, -2.0, -1.0], [1.0, 1.0, 1.0], -3.0),
         ([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], -3.0),
-        ([1.0, 2.0, 3.0], [0.0, 0.0, 0.1], 0.0),  # returns that do not vary, but for their rounding
+        ([1.0, 2.0, 0.3], [0.0, 0.0, 0.1], 0.0),  # returns that do not vary, but for their rounding
     ],
 )
 def test_explained_variance(values: list[float], scores: list[float], share: float) -> None:

@@ -74,8 +74,10 @@ def test_zero_advantages_teach_nothing() -> None:
 
 def test_refusals() -> None:
     assert (GeometricPolicyLoss().clip_low, GeometricPolicyLoss().clip_high) == (0.4, 0.4)
-    assert GeometricPolicyLoss(clip_low=1.5).clip_low == 1.5  # log space has no limit at 1
+    assert GeometricPolicyLoss(clip_low=1.5, clip_high=0.0).clip_low == 1.5  # log space has no limit at 1
     with pytest.raises(ValueError, match=r"clip_low=-0\.1.*Try 0\.4"):
         GeometricPolicyLoss(clip_low=-0.1)
+    with pytest.raises(ValueError, match=r"clip_high=-0\.1.*Try 0\.4"):
+        GeometricPolicyLoss(clip_high=-0.1)
     with pytest.raises(ValueError, match=r"dual_clip=3\.0.*no dual clip"):
         GeometricPolicyLoss(dual_clip=3.0)

@@ -106,3 +106,5 @@ def test_a_mismatched_answer_is_to_another_prompt(prompts: str, expected: list[i
     ids = torch.tensor([[0, ord(prompt)] for prompt in prompts])
     found = of_other_prompts(ids, ids > 0)
     assert (None if found is None else found.tolist()) == expected
+    with pytest.raises(ValueError, match="shorter"):
+        of_other_prompts(ids, ids[1:] > 0)

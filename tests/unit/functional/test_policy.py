@@ -121,6 +121,11 @@ class OnesOwn(PolicyLoss):
     kl_estimator: KLKind = "k1+"
 
 
+def test_the_edges_of_a_clip_are_taken() -> None:
+    assert PolicyLoss(clip_low=1.0, clip_high=0.0).clip_low == 1
+    assert PolicyLoss(clip_low=0.0).clip_low == 0
+
+
 def test_defaults_that_nothing_reads_are_accepted() -> None:
     assert replace(grpo_loss(), kl_coef=0.0).columns == ("log_probs", "advantages")
     assert OnesOwn().kl_coef == 0

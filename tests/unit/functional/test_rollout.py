@@ -40,6 +40,11 @@ def test_metrics_by_hand() -> None:
     )
 
 
+def test_answers_that_nothing_has_scored_have_lengths() -> None:
+    found = rollout_metrics(None, torch.tensor([4, 2]), torch.tensor([True, False]))
+    assert {name.partition("/")[0] for name in found} == {"response"}
+
+
 def test_each_of_several_functions_by_hand() -> None:
     nan = torch.nan
     parts = torch.tensor([[1.0, nan, nan, 4.0], [3.0, 5.0, nan, 4.0]])

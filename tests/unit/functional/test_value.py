@@ -47,6 +47,7 @@ def test_value_loss_against_python(case: str, dtype: torch.dtype) -> None:
             values, returns = values + v, returns + target
             clips += (held - target) ** 2 > (v - target) ** 2
     close(loss, total / count)
+    close(metrics["critic/loss"], float(loss))
     close(ValueLoss(clip=0.3, coef=0.5)(outputs, rows, Counts.of(mask))[0], 0.5 * total / count)
     close(metrics["critic/squared_error"], error / count)
     close(metrics["critic/clip_fraction"], clips / count)
