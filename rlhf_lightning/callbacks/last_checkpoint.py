@@ -122,7 +122,7 @@ class LastCheckpoint(ModelCheckpoint):
         if found is not None and not is_mine:
             kept = first_free(self.path.with_suffix(""), self.FILE_EXTENSION)
             found.rename(kept)
-            logger.warning("%s is of another run; it is %s now.", found, kept.name)
+            logger.warning("%s: this run does not go on from it; it is %s now.", found, kept.name)
 
     def on_train_batch_end(self, trainer: Trainer, *others: Any) -> None:  # noqa: ANN401 - passed on
         """Save after every few iterations; where their number was not given, no sooner than it pays."""

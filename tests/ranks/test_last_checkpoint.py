@@ -107,7 +107,7 @@ def test_what_another_run_has_left_is_kept(tmp_path: Path, caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING):
         fit(tmp_path, 1)
     assert kept(tmp_path) == {"last.ckpt": 1, "last-v1.ckpt": 3}
-    assert "is of another run; it is last-v1.ckpt now." in caplog.text
+    assert "last.ckpt: this run does not go on from it; it is last-v1.ckpt now." in caplog.text
     fit(tmp_path, 2)
     assert kept(tmp_path) == {"last.ckpt": 2, "last-v1.ckpt": 3, "last-v2.ckpt": 1}
 
