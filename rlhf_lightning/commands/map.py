@@ -9,7 +9,7 @@ import argparse
 import importlib
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,9 @@ def run(arguments: Sequence[str]) -> None:
     )
     if options.yaml:
         text = report.as_yaml(found, mapping, request)
-        Path(options.yaml).write_text(f"{_heading(found, algorithm, options)}\n{text}", encoding="utf-8")
+        heading = _heading(found, algorithm, options, models=sources.values())
+        Path(options.yaml).write_text(f"{heading}\n{text}", encoding="utf-8")
+        sys.stderr.write(f"rlhf: wrote {options.yaml}, #{options.pick}; its first lines say how to run it.\n")
     if options.picture:
         title = f"{options.algo}, {options.model}, {found.cluster}"
         draw(found, mapping, Path(options.picture), title=title)
@@ -93,8 +95,12 @@ def _picked(found: Plan, pick: int) -> DeviceMapping:
     return found.mappings[pick - 1]
 
 
-def _heading(found: Plan, algorithm: RLHFAlgorithm, options: argparse.Namespace) -> str:
+def _heading(
+    found: Plan, algorithm: RLHFAlgorithm, options: argparse.Namespace, *, models: Iterable[str]
+) -> str:
     """What stands above the configuration: the command, and what the file does not hold."""
+    sizes = " and ".join(model for model in dict.fromkeys(models) if model in shapes.KNOWN)
+    replace_them = f"# Replace {sizes}, a size only, by a model: its directory or hub name.\n" * bool(sizes)
     every = [work for stage in found.costs.dataflow.stages for work in stage.work]
     updates = [(work.calls, math.ceil(work.rows / work.calls)) for work in every if work.kind == "train"]
     number, rows = max(updates, default=(0, 0))
@@ -104,9 +110,8 @@ def _heading(found: Plan, algorithm: RLHFAlgorithm, options: argparse.Namespace)
     replicas = report.only_replicas(found)
     return (
         f"# rlhf fit -c {options.yaml} --data ...\n"
-        "# Replace each path by the directory or hub name of a model.\n"
-        f"# Predicted for --data.batch_size {options.batch} --data.max_prompt_tokens {options.prompt} "
-        f"--{limit} {options.response}\n"
+        f"{replace_them}# Predicted for --data.batch_size {options.batch} "
+        f"--data.max_prompt_tokens {options.prompt} --{limit} {options.response}\n"
         f"# in {number} updates of {size} (--algo.mini_batch_size)" + (f"\n# {replicas}" if replicas else "")
     )
 

@@ -171,7 +171,7 @@ def test_text_yaml_and_picture(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     written = (tmp_path / "run.yaml").read_text()
     first, paths, workload, updates, *_ = written.splitlines()
     assert first == f"# rlhf fit -c {tmp_path / 'run.yaml'} --data ..."
-    assert paths == "# Replace each path by the directory or hub name of a model."
+    assert paths == "# Replace llama-7b, a size only, by a model: its directory or hub name."
     assert workload.startswith("# Predicted for --data.batch_size 1024 --data.max_prompt_tokens 1024 ")
     assert updates == "# in 8 updates of 1024 rows (--algo.mini_batch_size)"  # of groups of 8 answers
     config = yaml.safe_load(written)
@@ -204,13 +204,16 @@ def test_a_config_is_written_as_the_directory_that_a_run_reads(
     config = tmp_path / "config.json"
     config.write_text((Path(command.__file__).parents[1] / "embedded" / "config.json").read_text())
     run(capsys, "--algo", "sft", "--devices", "1", "--model", str(config), "--yaml", str(tmp_path / "y"))
+    assert "# Replace" not in (tmp_path / "y").read_text()
     written = yaml.safe_load((tmp_path / "y").read_text())
     assert written["algo"]["init_args"]["actor"]["path"] == str(tmp_path)
 
 
 def test_another_than_the_best_is_picked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     written = tmp_path / "run.yaml"
-    text = run(capsys, *ASKED, "--top", "1", "--pick", "2", "--yaml", str(written))
+    command.run((*ASKED, "--top", "1", "--pick", "2", "--yaml", str(written)))
+    text, said = capsys.readouterr()
+    assert said == f"rlhf: wrote {written}, #2; its first lines say how to run it.\n"
     assert text.index("#2 ") < text.index("strategy:")
     pools = yaml.safe_load(written.read_text())["strategy"]["init_args"]["mapping"]["pools"]
     chosen = json.loads(run(capsys, *ASKED, "--pick", "2", "--json"))
