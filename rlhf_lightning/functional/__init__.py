@@ -75,6 +75,7 @@ from rlhf_lightning.functional.return_estimator import ReturnEstimator
 from rlhf_lightning.functional.returns import ReturnGap, discounted_returns, remax_advantages, remax_returns
 from rlhf_lightning.functional.reward_model import PairwiseLoss, pairwise_loss
 from rlhf_lightning.functional.rollout import part_metrics, rollout_metrics, row_totals
+from rlhf_lightning.functional.sapo import SAPOLoss
 from rlhf_lightning.functional.sequence_policy import SequencePolicyLoss
 from rlhf_lightning.functional.sft import SFTLoss
 from rlhf_lightning.functional.simpo import SimPOLoss
@@ -110,6 +111,7 @@ __all__ = [
     "ReinforceLoss",
     "ReturnEstimator",
     "ReturnGap",
+    "SAPOLoss",
     "SFTLoss",
     "Scale",
     "SequencePolicyLoss",

@@ -174,6 +174,7 @@ FORMULAS: Mapping[str, Formula] = {
     "loss_dapo": partial(loss, options={"loss_type": "dapo", "epsilon_high": 0.28}),
     "loss_two_sided": partial(loss, options={"loss_type": "dapo"}, arguments={"delta": 1.5}),
     "loss_cispo": partial(loss, options={"loss_type": "cispo", "epsilon_high": 1.5}),
+    "loss_sapo": partial(loss, options={"loss_type": "sapo"}),
     "loss_gspo": partial(loss, options=SEQUENCES, advantages="row_advantages"),
     "loss_luspo": partial(loss, options={**SEQUENCES, "loss_type": "luspo"}, advantages="row_advantages"),
     "loss_terms": partial(loss, options=WITH_TERMS),

@@ -12,13 +12,14 @@ from rlhf_lightning.functional import (
     OffPolicyCorrection,
     PolicyLoss,
     ReinforceLoss,
+    SAPOLoss,
     SequencePolicyLoss,
 )
 from rlhf_lightning.functional.off_policy import Level, Mode
 from tests.unit.functional.cases import close, mask_of
 from tests.unit.functional.rows import batch_of, gradient
 
-SURROGATES = (PolicyLoss, SequencePolicyLoss, GeometricPolicyLoss, CISPOLoss, ReinforceLoss)
+SURROGATES = (PolicyLoss, SequencePolicyLoss, GeometricPolicyLoss, CISPOLoss, ReinforceLoss, SAPOLoss)
 
 
 def test_by_hand() -> None:

@@ -14,6 +14,7 @@ from rlhf_lightning.functional import (
     GroupEstimator,
     OffPolicyCorrection,
     PolicyLoss,
+    SAPOLoss,
     SequencePolicyLoss,
     group_advantages,
 )
@@ -72,6 +73,7 @@ FORMULAS: Mapping[str, Formula] = {
     "loss_dapo": partial(trained, loss=PolicyLoss(clip_high=0.28)),
     "loss_two_sided": partial(trained, loss=PolicyLoss(dual_clip=1.5)),
     "loss_cispo": partial(trained, loss=CISPOLoss(absolute_high=True, clip_high=1.5)),
+    "loss_sapo": partial(trained, loss=SAPOLoss()),
     "loss_gspo": partial(trained, loss=GSPO, advantages="row_advantages"),
     "loss_luspo": partial(trained, loss=LUSPO, advantages="row_advantages"),
     "loss_terms": partial(trained, loss=TERMS),
@@ -84,13 +86,13 @@ FORMULAS: Mapping[str, Formula] = {
 EXCEPTIONS: Mapping[tuple[str, str], Formula] = {
     **{
         (name, case): partial(of_all_rows, formula=FORMULAS[name])
-        for name in ("loss_grpo", "loss_dr_grpo", "loss_gspo", "loss_luspo")
+        for name in ("loss_grpo", "loss_dr_grpo", "loss_sapo", "loss_gspo", "loss_luspo")
         for case in ("masked_row", "lone_token")
     }
 }
 """Where TRL does something else: what it does, in our terms.
 
-Not here at all, and so not compared, are its losses SAPO and VESPO, the mask of off-policy rows, the choice
+Not here at all, and so not compared, is its loss VESPO, the mask of off-policy rows, the choice
 of tokens by entropy, scores scaled by the whole batch or one by one, and of RLOO the scaled advantages and
 the clip of a response's ratio.
 """
