@@ -141,6 +141,8 @@ _HERE: dict[str, tuple[str, ...] | str] = {
     "generation_batch_size steps_per_generation gen_batch_size": _GENERATED,
     "adv_estimator advantage_estimator advantage.estimator": _ESTIMATOR,
     "loss_mode policy_loss_type": "The loss is the algorithm's: --algo grpo, gspo, cispo or gmpo.",
+    "tau_pos sapo_temperature_pos": "Type --algo.policy_loss SAPOLoss --algo.policy_loss.tau_pos T.",
+    "tau_neg sapo_temperature_neg": "Type --algo.policy_loss SAPOLoss --algo.policy_loss.tau_neg T.",
     "use_loss use_kl_loss": _ONE_KL,
     "beta": ("algo.policy_loss.kl_coef", "algo.reward_kl_coef", "algo.loss.beta"),
     "kl_loss_coef": ("algo.policy_loss.kl_coef",),

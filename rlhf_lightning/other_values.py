@@ -54,6 +54,7 @@ _HERE: dict[str, dict[str, str]] = {
         "vanilla ppo": "It is the loss of --algo ppo and grpo: leave it out.",
         "gspo cispo": "Type --algo {}.",
         "geo_mean": "Type --algo gmpo.",
+        "sapo": "Type --algo.policy_loss SAPOLoss.",
     },
     "loss_type loss_agg_mode aggregation": {
         "dapo bnpo": _TOKENS,
@@ -63,6 +64,7 @@ _HERE: dict[str, dict[str, str]] = {
             "the N of sampling.max_new_tokens."
         ),
         "gspo cispo simpo": "Type --algo {}.",
+        "sapo": "Type --algo.policy_loss SAPOLoss.",
         "nll chunked_nll kto sft": (
             "It is the loss of --algo sft and kto: leave it out. A part of dpo's or simpo's is "
             "--algo.loss.sft_coef C."
@@ -70,8 +72,7 @@ _HERE: dict[str, dict[str, str]] = {
         "sigmoid_norm": "Type --algo.loss.length_average true.",
         "apo_zero_unpaired": "Type --algo kto --algo.loss.baseline false.",
         (
-            "dft sapo luspo vespo exo_pair nca_pair bco_pair sppo_hard aot aot_unpaired apo_zero apo_down "
-            "discopop"
+            "dft luspo vespo exo_pair nca_pair bco_pair sppo_hard aot aot_unpaired apo_zero apo_down discopop"
         ): "There is no such loss here; docs/own_losses.md says how to write one.",
     },
     "scale_rewards norm_adv_by_std_in_grpo scale": {

@@ -87,6 +87,8 @@ def test_an_option_of_the_critic_stays_one(option: str, here: str) -> None:
         ("--loss_type sigmoid_norm", "Type --algo.loss.length_average true."),
         ("--loss_type apo_zero_unpaired", "Type --algo kto --algo.loss.baseline false."),
         ("--loss_type simpo", "Type --algo simpo."),
+        ("--loss_type sapo", "Type --algo.policy_loss SAPOLoss."),
+        ("actor.policy_loss.loss_mode=sapo", "Type --algo.policy_loss SAPOLoss."),
         ("--loss_type nll", "It is the loss of --algo sft and kto: leave it out."),
         ("--loss_type exo_pair", "There is no such loss here; docs/own_losses.md says how to write one."),
         ("--loss-type=bnpo", "Type --algo.policy_loss.aggregation token-mean."),
@@ -297,6 +299,8 @@ def test_a_limit_of_both_sides_stays_one() -> None:
             "Type --algo.policy_loss.clip_low N --algo.policy_loss.clip_high N: there one number limits both "
             "sides, here each has its own."
         )
+    for option, here in (("sapo_temperature_pos", "tau_pos"), ("actor.tau_neg", "tau_neg")):
+        assert told(option, GRPO) == f"Type --algo.policy_loss SAPOLoss --algo.policy_loss.{here} T."
     assert told("clip_ratio_low", GRPO) == "Did you mean --algo.policy_loss.clip_low?"
     assert told("epsilon_high", GRPO) == "Did you mean --algo.policy_loss.clip_high?"
 
