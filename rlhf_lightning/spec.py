@@ -47,6 +47,8 @@ class OptimizerSpec:
     """Largest global L2 norm of the gradient; 0 turns clipping off."""
     warmup_steps: int = 0
     """Optimizer steps of linear warm-up; the first one has lr / (warmup_steps + 1)."""
+    warmup_ratio: float = 0.0
+    """Share of `total_steps` that warms up, rounded to whole steps, in place of `warmup_steps`."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape after the warm-up."""
     total_steps: int = 0
@@ -65,18 +67,24 @@ class OptimizerSpec:
         _require(self.weight_decay >= 0, f"optimizer.weight_decay={self.weight_decay}: use 0 for no decay.")
         _require(self.grad_clip >= 0, f"optimizer.grad_clip={self.grad_clip}: use 0 for no clipping.")
         _require(self.warmup_steps >= 0, f"optimizer.warmup_steps={self.warmup_steps}: use 0 for no warm-up.")
+        _require(
+            0 <= self.warmup_ratio < 1 and not (self.warmup_ratio and self.warmup_steps),
+            f"optimizer.warmup_ratio={self.warmup_ratio} with warmup_steps={self.warmup_steps}: a share of "
+            "total_steps, in [0, 1), in place of warmup_steps. Try 0.1, and leave warmup_steps out.",
+        )
         decays = self.schedule != "constant"
         _require(
-            not decays or self.total_steps > self.warmup_steps,
-            f"optimizer.schedule={self.schedule} with total_steps={self.total_steps} and warmup_steps="
-            f"{self.warmup_steps}: nothing is left to decay over. Set total_steps above warmup_steps: to the "
-            "optimizer steps of the run, iterations x epochs x (answers, or pairs, of an iteration / "
-            "mini_batch_size).",
+            self.total_steps > self.warmup or not (decays or self.warmup_ratio),
+            f"optimizer.schedule={self.schedule} with total_steps={self.total_steps}, warmup_steps="
+            f"{self.warmup_steps} and warmup_ratio={self.warmup_ratio}: nothing is left after the warm-up. "
+            "Set total_steps higher: to the optimizer steps of the run, iterations x epochs x (answers, or "
+            "pairs, of an iteration / mini_batch_size).",
         )
         for name in ("total_steps", "min_lr_ratio"):
             value = getattr(self, name)
+            is_read = decays or (name == "total_steps" and self.warmup_ratio)
             _require(
-                decays or not value,
+                is_read or not value,
                 f"optimizer.{name}={value} with schedule=constant: a constant rate has no end. "
                 f"Take schedule linear or cosine, or leave {name} out.",
             )
@@ -84,6 +92,11 @@ class OptimizerSpec:
             0 <= self.min_lr_ratio <= 1,
             f"optimizer.min_lr_ratio={self.min_lr_ratio}: a part of lr, so it lies in [0, 1]. Try 0.1.",
         )
+
+    @property
+    def warmup(self) -> int:
+        """Optimizer steps of warm-up."""
+        return self.warmup_steps or round(self.warmup_ratio * self.total_steps)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,11 +35,12 @@ def learning_rate(spec: OptimizerSpec, step: int) -> float:
     after them is the first at the peak. `linear` and `cosine` fall from the peak to min_lr_ratio of it, which
     they reach after total_steps.
     """
-    if step < spec.warmup_steps:
-        return spec.lr * (step + 1) / (spec.warmup_steps + 1)
+    warmup = spec.warmup
+    if step < warmup:
+        return spec.lr * (step + 1) / (warmup + 1)
     if spec.schedule == "constant":
         return spec.lr
-    done = min(1.0, (step - spec.warmup_steps) / (spec.total_steps - spec.warmup_steps))
+    done = min(1.0, (step - warmup) / (spec.total_steps - warmup))
     left = 1 - done if spec.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done))
     return spec.lr * (spec.min_lr_ratio + (1 - spec.min_lr_ratio) * left)
 

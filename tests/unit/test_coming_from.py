@@ -115,7 +115,10 @@ def test_options_of_the_tables_are_answered_with_options(typed: str) -> None:
         ("data.prompt_dict_keys", "Type both names with a dot between them, such as --data.prompt_field"),
         ("data.micro_batch_size_per_gpu", "Micro-batches are counted in tokens, --strategy.settings."),
         ("data.balance_dp_token", "There is nothing to set: leave it out."),
-        ("optim.warmup_steps_ratio", "Count the optimizer steps: --algo.actor.optimizer.warmup_steps N."),
+        (
+            "optim.warmup_steps_ratio",
+            "Type --algo.actor.optimizer.warmup_ratio R and --algo.actor.optimizer.",
+        ),
         ("padding_free", "Nothing is padded: leave it out."),
         ("trainer.n_gpus_per_node", "Type --strategy.devices N, the GPUs of all nodes together, or leave"),
     ],

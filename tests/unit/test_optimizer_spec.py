@@ -27,12 +27,29 @@ from tests.unit.algos.short import grpo, trainer
         ({"weight_decay": -0.1}, r"optimizer\.weight_decay=-0\.1: use 0"),
         ({"grad_clip": -1.0}, r"optimizer\.grad_clip=-1\.0: use 0"),
         ({"warmup_steps": -1}, r"optimizer\.warmup_steps=-1: use 0"),
+        (
+            {"warmup_ratio": 1.0, "total_steps": 9},
+            r"warmup_ratio=1\.0 with warmup_steps=0: .*\[0, 1\), in pl",
+        ),
+        ({"warmup_ratio": -0.1, "total_steps": 9}, r"warmup_ratio=-0\.1 "),
+        (
+            {"warmup_ratio": 0.1, "warmup_steps": 1, "total_steps": 9},
+            r"warmup_ratio=0\.1 with warmup_steps=1: .*leave warmup_steps out\.$",
+        ),
+        (
+            {"warmup_ratio": 0.1},
+            r"schedule=constant with total_steps=0, warmup_steps=0 and warmup_ratio=0\.1: nothing is left",
+        ),
+        (
+            {"warmup_ratio": 0.1, "total_steps": 9, "min_lr_ratio": 0.1},
+            r"min_lr_ratio=0\.1 with schedule=const",
+        ),
         ({"total_steps": 100}, r"total_steps=100 with schedule=constant: .*linear or cosine"),
         ({"min_lr_ratio": 0.1}, r"min_lr_ratio=0.1 with schedule=constant: .*linear or cosine"),
         ({"min_lr_ratio": 2, "schedule": "linear", "total_steps": 9}, r"min_lr_ratio=2: .*\[0, 1\]. Try 0.1"),
         (
             {"schedule": "linear", "warmup_steps": 5, "total_steps": 5},
-            r"\(answers, or pairs, of an iteration / mini",
+            r"total_steps=5, warmup_steps=5 and .*: nothing .*\(answers, or pairs, of an iteration / mini",
         ),
     ],
 )
@@ -44,6 +61,7 @@ def test_what_is_refused(options: dict[str, object], message: str) -> None:
 def test_the_edges_are_taken() -> None:
     OptimizerSpec(lr=0.0, betas=(0.0, 0.0), weight_decay=0.0, grad_clip=0.0)
     OptimizerSpec(schedule="cosine", warmup_steps=4, total_steps=5)
+    assert OptimizerSpec(warmup_ratio=0.95, total_steps=20).warmup == 19
 
 
 def test_the_rates_that_loggers_see() -> None:

@@ -17,7 +17,9 @@ from rlhf_lightning.spec import OptimizerSpec
     [
         (OptimizerSpec(lr=1.0), [1, 1, 1]),
         (OptimizerSpec(lr=1.0, warmup_steps=3), [0.25, 0.5, 0.75, 1, 1]),
+        (OptimizerSpec(lr=1.0, warmup_ratio=0.3, total_steps=10), [0.25, 0.5, 0.75, 1, 1]),
         (OptimizerSpec(lr=2.0, schedule="linear", total_steps=4), [2, 1.5, 1, 0.5, 0, 0]),
+        (OptimizerSpec(lr=1.0, schedule="linear", warmup_ratio=0.3, total_steps=3), [0.5, 1, 0.5, 0]),
         (OptimizerSpec(lr=1.0, schedule="linear", warmup_steps=1, total_steps=3), [0.5, 1, 0.5, 0]),
         (OptimizerSpec(lr=1.0, schedule="cosine", total_steps=2), [1, 0.5, 0, 0]),
         (OptimizerSpec(lr=2.0, schedule="linear", total_steps=2, min_lr_ratio=0.5), [2, 1.5, 1, 1]),
