@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,10 +15,27 @@ FOLDERS = {
     "data": "rlhf_lightning.data",
 }
 """Where the short names of each option are looked up."""
+_FILE = re.compile(r"(.+)\.py(?::(\w+))?")
+"""A file of Python, and what may be named in it."""
 _ROWS = (".jsonl", ".json", ".parquet", ".csv")
 """How files of rows end, there or not."""
 _ENGINES = ("ddp", "fsdp", "deepspeed", "zero", "megatron")
 """How names of strategies begin elsewhere that are engines here."""
+
+
+def path_in_file(name: str, *, member: str) -> str:
+    """The import path that is meant by a file, `a/b.py` or `a/b.py:Mine`; empty for other names.
+
+    Args:
+        name: as it was typed.
+        member: what stands for the class or function where none was typed.
+    """
+    found = _FILE.fullmatch(name)
+    if found is None:
+        return ""
+    place = Path(found[1])
+    parts = place.parts[-1:] if place.is_absolute() or ".." in place.parts else place.parts
+    return ".".join((*parts, found[2] or member))
 
 
 def class_path(option: str, name: str) -> str:
@@ -27,8 +45,7 @@ def class_path(option: str, name: str) -> str:
         ValueError: the name is unknown (the message lists the known), or it is that of a file.
     """
     is_file = option == "data" and (Path(name).is_file() or name.endswith(_ROWS))
-    if name.endswith(".py"):
-        mine = f"{'.'.join(Path(name).with_suffix('').parts)}.Mine"
+    if mine := path_in_file(name, member="Mine"):
         raise ValueError(
             f"--{option} {name}: is a file. Type the import path of a class in it, such as {mine}."
         )

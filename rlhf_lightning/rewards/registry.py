@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from rlhf_lightning.names import path_in_file
 from rlhf_lightning.rewards.functions import (
     exact_match,
     length,
@@ -80,6 +81,8 @@ def imported(name: str, *, what: str, others: str = "") -> Callable[..., object]
     Raises:
         ValueError: there is no such function.
     """
+    if path := path_in_file(name, member="myfunction"):
+        raise ValueError(f"{what}: it is a file. Give the dotted path of a function in it, such as {path}.")
     module_name, _, attribute = name.rpartition(".")
     advice = f"{others}For your own function give its dotted path, such as mypackage.mymodule.myfunction."
     if not module_name:

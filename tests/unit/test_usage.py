@@ -171,9 +171,14 @@ def test_a_module_is_no_class(path: str) -> None:
 
 
 @pytest.mark.parametrize("option", FOLDERS)
-@pytest.mark.parametrize("name", ["a/b.py", "./a/b.py"])
-def test_a_file_is_no_class(option: str, name: str) -> None:
-    with pytest.raises(ValueError, match=rf"^--{option} {name}: is a file\. .*, such as a\.b\.Mine\.$"):
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("a/b.py", "a.b.Mine"), ("./a/b.py:Own", "a.b.Own"), ("/a/b.py", "b.Mine"), ("../b.py:Own", "b.Own")],
+)
+def test_a_file_is_no_class(option: str, name: str, meant: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^--{option} {name}: is a file\. .*, such as {re.escape(meant)}\.$"
+    ):
         class_path(option, name)
 
 
