@@ -57,8 +57,7 @@ _HERE: dict[str, tuple[str, ...] | str] = {
         "Type --algo.actor.optimizer.warmup_steps N, which counts optimizer steps; verl counts iterations."
     ),
     "warmup_ratio lr_warmup_ratio lr_warmup_steps_ratio warmup_steps_ratio": (
-        "Type --algo.actor.optimizer.warmup_ratio R and --algo.actor.optimizer.total_steps N, all optimizer "
-        "steps of the run."
+        "Type --algo.actor.optimizer.warmup_ratio R, a share of optimizer.total_steps."
     ),
     "min_lr_ratio": _trained("optimizer.min_lr_ratio"),
     "lr_scheduler_kwargs": (

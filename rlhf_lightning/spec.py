@@ -82,7 +82,7 @@ class OptimizerSpec:
         )
         for name in ("total_steps", "min_lr_ratio"):
             value = getattr(self, name)
-            is_read = decays or (name == "total_steps" and self.warmup_ratio)
+            is_read = decays or (name == "total_steps" and self.warmup_ratio > 0)
             _require(
                 is_read or not value,
                 f"optimizer.{name}={value} with schedule=constant: a constant rate has no end. "

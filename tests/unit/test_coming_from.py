@@ -117,7 +117,7 @@ def test_options_of_the_tables_are_answered_with_options(typed: str) -> None:
         ("data.balance_dp_token", "There is nothing to set: leave it out."),
         (
             "optim.warmup_steps_ratio",
-            "Type --algo.actor.optimizer.warmup_ratio R and --algo.actor.optimizer.",
+            "Type --algo.actor.optimizer.warmup_ratio R, a share of optimizer.",
         ),
         ("padding_free", "Nothing is padded: leave it out."),
         ("trainer.n_gpus_per_node", "Type --strategy.devices N, the GPUs of all nodes together, or leave"),

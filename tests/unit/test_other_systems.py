@@ -140,8 +140,7 @@ def test_what_values_are_here_are_options() -> None:
 
 
 def test_an_option_of_another_model_stays_one() -> None:
-    said = told("critic.optim.lr_warmup_steps_ratio", PPO)
-    assert said.startswith("Type --algo.critic.optimizer.warmup_ratio R and --algo.critic.optimizer.total_")
+    assert told("critic.optim.lr_warmup_steps_ratio", PPO).startswith("Type --algo.critic.optimizer.warmup_r")
     assert told("critic.ppo_epochs", PPO) == "Did you mean --algo.epochs?"
     assert told("critic.loss_agg_mode", PPO) == "The critic's loss is a mean over tokens: leave it out."
     assert told("actor_rollout_ref.ref.model.path", GRPO) == "Did you mean --algo.reference.path?"
@@ -279,19 +278,14 @@ def test_what_is_counted_is_said() -> None:
     said = option_error(f"{within}    unrecognized arguments: --train_batch_size=1", {})
     assert said.endswith("Did you mean batch_size?")  # typed as --data.train_batch_size, which is verl's
 
-    share = "Type --algo.{0}.optimizer.warmup_ratio R and --algo.{0}.optimizer.total_steps N, all optimizer "
-    share += "steps of the run."
-    assert told("warmup_ratio", SFT) == share.format("actor")
-    assert told("warmup_ratio", RewardModel) == share.format("reward")
-    assert told("lr_warmup_ratio", CostModel) == share.format("cost")
-    bare = share.replace("--algo.{0}.", "")
-    for option, kind, expected in (
-        ("warmup_ratio", RewardModel, share.format("reward")),
-        ("critic.optimizer.lr_warmup_ratio", PPO, bare),
-    ):
+    share = "optimizer.warmup_ratio R, a share of optimizer.total_steps."
+    assert told("warmup_ratio", SFT) == f"Type --algo.actor.{share}"
+    assert told("warmup_ratio", RewardModel) == f"Type --algo.reward.{share}"
+    assert told("lr_warmup_ratio", CostModel) == f"Type --algo.cost.{share}"
+    for option, kind in (("warmup_ratio", RewardModel), ("critic.optimizer.lr_warmup_ratio", PPO)):
         within = f"Problem with given class_path 'rlhf_lightning.algos.{kind.__name__}':\n"
         said = option_error(f"{within}    unrecognized arguments: --{option}=0.1", {})
-        assert said.endswith(expected)
+        assert said.endswith(f"Type {'--algo.reward.' * (kind is RewardModel)}{share}")
     assert told("critic.optim.lr_warmup_steps", PPO) == (
         "Type --algo.critic.optimizer.warmup_steps N, which counts optimizer steps; verl counts iterations."
     )

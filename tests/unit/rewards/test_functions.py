@@ -1,4 +1,4 @@
-"""The reward functions that come with the package."""
+"""The reward functions that come with the package, and what is no name of one."""
 
 from __future__ import annotations
 
@@ -55,3 +55,11 @@ def test_row_without_an_answer(name: str) -> None:
         run(name, ["None"], prompt="the prompt", answer=None)
     with pytest.raises(ValueError, match=r"--data\.answer_field reward_model\.ground_truth, or use another"):
         run(name, ["x"], extra_info={"index": 3}, reward_model={"style": "rule", "ground_truth": "3"})
+
+
+def test_a_file_is_no_function() -> None:
+    for name, meant in (("./at/home.py", "at.home.myfunction"), ("at/home.py:all", "at.home.all")):
+        with pytest.raises(
+            ValueError, match=rf"'{name}': it is a file\. Give the dotted .* such as {meant}\.$"
+        ):
+            resolve(name)

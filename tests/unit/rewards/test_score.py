@@ -147,14 +147,6 @@ def test_a_package_that_fails_is_not_one_that_is_missing(
         resolve("unfinished.inside.f")
 
 
-def test_a_file_is_no_function() -> None:
-    for name, meant in (("./at/home.py", "at.home.myfunction"), ("at/home.py:all", "at.home.all")):
-        with pytest.raises(
-            ValueError, match=rf"'{name}': it is a file\. Give the dotted .* such as {meant}\.$"
-        ):
-            resolve(name)
-
-
 def test_a_function_that_is_named_twice() -> None:
     with pytest.raises(ValueError, match=r"reward\.functions: length is named 2 times.*\{length: 2\.0\}"):
         RewardSpec(functions=["length", "exact_match", "length"])
