@@ -10,6 +10,7 @@ _OFF = "It is off here: leave it out."
 _WITH_BASELINE = "Type --algo reinforcepp --algo.group_size N, with an N above 1."
 _TOKENS = "Type --algo.policy_loss.aggregation token-mean."
 _BFLOAT16 = "Type --algo.actor.dtype bfloat16."
+_NO_LOSS = "There is no such loss here; docs/own_losses.md says how to write one."
 _WANDB = "Type --trainer.logger WandbLogger --trainer.logger.project NAME; the console needs nothing."
 _FALLING = (
     "Type --algo.actor.optimizer.schedule cosine --algo.actor.optimizer.total_steps N "
@@ -55,6 +56,8 @@ _HERE: dict[str, dict[str, str]] = {
         "gspo cispo": "Type --algo {}.",
         "geo_mean": "Type --algo gmpo.",
         "sapo": "Type --algo.policy_loss SAPOLoss.",
+        "gpg": "Type --algo.policy_loss ReinforceLoss.",
+        "clip_cov kl_cov dppo_tv dppo_kl dro": _NO_LOSS,
     },
     "loss_type loss_agg_mode aggregation": {
         "dapo bnpo": _TOKENS,
@@ -73,7 +76,7 @@ _HERE: dict[str, dict[str, str]] = {
         "apo_zero_unpaired": "Type --algo kto --algo.loss.baseline false.",
         (
             "dft luspo vespo exo_pair nca_pair bco_pair sppo_hard aot aot_unpaired apo_zero apo_down discopop"
-        ): "There is no such loss here; docs/own_losses.md says how to write one.",
+        ): _NO_LOSS,
     },
     "scale_rewards norm_adv_by_std_in_grpo scale": {
         "group true": "Type --algo.scale std.",

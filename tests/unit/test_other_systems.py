@@ -89,6 +89,7 @@ def test_an_option_of_the_critic_stays_one(option: str, here: str) -> None:
         ("--loss_type simpo", "Type --algo simpo."),
         ("--loss_type sapo", "Type --algo.policy_loss SAPOLoss."),
         ("actor.policy_loss.loss_mode=sapo", "Type --algo.policy_loss SAPOLoss."),
+        ("policy_loss.loss_mode=clip_cov", "There is no such loss here; docs/own_losses.md"),
         ("--loss_type nll", "It is the loss of --algo sft and kto: leave it out."),
         ("--loss_type exo_pair", "There is no such loss here; docs/own_losses.md says how to write one."),
         ("--loss-type=bnpo", "Type --algo.policy_loss.aggregation token-mean."),
