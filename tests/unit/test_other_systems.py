@@ -301,7 +301,7 @@ def test_a_limit_of_both_sides_stays_one() -> None:
             "sides, here each has its own."
         )
     for option, here in (("sapo_temperature_pos", "tau_pos"), ("actor.tau_neg", "tau_neg")):
-        assert told(option, GRPO) == f"It is policy_loss.{here}, of --algo.policy_loss SAPOLoss."
+        assert told(option, GRPO) == f"It is policy_loss.{here}, where policy_loss is SAPOLoss."
     assert told("clip_ratio_low", GRPO) == "Did you mean --algo.policy_loss.clip_low?"
     assert told("epsilon_high", GRPO) == "Did you mean --algo.policy_loss.clip_high?"
 
