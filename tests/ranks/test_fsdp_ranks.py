@@ -182,8 +182,10 @@ def test_gradient_checkpointing_changes_nothing(paths: dict[str, Path]) -> None:
 
 
 def gathered_first(group: dist.ProcessGroup, spec: ModelSpec) -> dict[str, Tensor]:
-    engine = FSDPEngine(spec, group=group)
+    engine = FSDPEngine(spec, group=group, config=FSDP(reshard_after_forward=True))
     with engine.gathered() as module:
+        buffers = [*map(id, module.buffers())]
+        assert buffers == [*map(id, engine._model.buffers())] != [], "they go to the device with the model"
         first = {name: p.detach().clone() for name, p in module.named_parameters()}
         assert not any(p.requires_grad and p.grad is not None for p in module.parameters())
     assert all(p.is_meta for p in module.parameters())

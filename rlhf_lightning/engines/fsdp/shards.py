@@ -61,7 +61,7 @@ class Shards:
         self._units = _sharded([*layers, root], mesh.data, dtype)
         _cast(root, dtype)
         for unit in self._units[:-1]:
-            unit.set_reshard_after_forward(reshard, recurse=False)
+            unit.set_reshard_after_forward(reshard)
         self.stored: dict[str, Tensor] = dict(model.named_parameters())
         self.masters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.group = mesh.everyone
