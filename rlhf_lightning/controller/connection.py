@@ -20,11 +20,13 @@ import ray
 import torch
 from ray._common.utils import get_default_system_temp_dir
 from ray._private import services, utils
+from ray._private.node import Node
+from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
 from ray._private.utils import estimate_available_memory, resolve_object_store_memory
 from ray.exceptions import AuthenticationError
 
 from rlhf_lightning.controller.errors import WorkerTimeoutError
-from rlhf_lightning.environment import defaults
+from rlhf_lightning.environment import defaults, replaced
 
 OPTION = "strategy.address"
 """What an address is written for, unless it comes from the environment."""
@@ -42,8 +44,12 @@ _OWN: Mapping[str, Any] = {"include_dashboard": False, "_system_config": {"worke
 """Ray's workers would let every other process of the machine go first; one of two threads then starves."""
 _QUIET: Mapping[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True}
 """Ray says what went wrong, and devices what they like."""
-_ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
-"""Of what a thread has freed at the end of a heap of its own, glibc gives nothing back."""
+_OF_WORKERS = {"MALLOC_ARENA_MAX": "1", WORKER_PROCESS_SETUP_HOOK_ENV_VAR: "gc.disable"}
+"""Of Ray's workers. Of what a thread has freed at the end of a heap of its own, glibc gives nothing back; and
+the garbage collector would look again and again at all that is imported: `DeviceActor` enables it."""
+_NOBODY_ASKS = dict.fromkeys(("start_api_server", "start_monitor"), lambda *_, **__: None)
+"""Of a Ray of the job's own: without a dashboard it starts the dashboard's server too, and waits for it, a
+third of its start; its monitor would start nodes."""
 _SETTINGS = b"\x04"
 """The type of the frame with which both sides of HTTP/2, and so of gRPC, begin (RFC 9113 section 3.4)."""
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0" + _SETTINGS + b"\0" * 5
@@ -142,7 +148,13 @@ def start_ray(num_cpus: int) -> None:
         WorkerTimeoutError: it takes longer than Ray waits.
     """
     try:
-        with _heeding_sigterm(), _uninterrupted(), _apart(), defaults(_ONE_HEAP):
+        with (
+            _heeding_sigterm(),
+            _uninterrupted(),
+            _apart(),
+            replaced(Node, _NOBODY_ASKS),
+            defaults(_OF_WORKERS),
+        ):
             # Left to itself Ray counts GPUs for which torch may not have been built.
             gpus = torch.cuda.device_count()
             ray.init(address=LOCAL, num_cpus=num_cpus, num_gpus=gpus, **_OWN, **_QUIET)

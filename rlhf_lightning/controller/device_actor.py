@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import psutil
@@ -9,7 +10,7 @@ import ray
 from torch._C._distributed_c10d import TCPStore
 
 from rlhf_lightning.controller.block import Shard
-from rlhf_lightning.controller.device import Device
+from rlhf_lightning.controller.device import Device, Placement
 from rlhf_lightning.controller.import_path import ImportPath
 from rlhf_lightning.controller.parcel import answer, deliver
 from rlhf_lightning.cores import usable_cores
@@ -30,6 +31,7 @@ class DeviceActor(Device):
             gpu: compute on a GPU.
             path: where the controller finds modules; those of a role or a function may be nowhere else.
         """
+        gc.disable()  # until the first role is built: imports took a quarter longer
         if path is not None:
             path.take(own_first=bool(ray.get_runtime_context().runtime_env))
         if not gpu:
@@ -47,6 +49,15 @@ class DeviceActor(Device):
         if spec.spans_nodes and (name := _interface(ray.util.get_node_ip_address())):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         super().join(spec, num_threads, offload=offload)
+
+    def host(self, name: str, placement: Placement) -> None:
+        """See `Device`; what has been imported until the first role is never looked at for garbage."""
+        if not gc.isenabled():
+            gc.freeze()
+        try:
+            super().host(name, placement)
+        finally:
+            gc.enable()
 
     def address(self) -> str:
         """host:port at which this device, the first, holds the world's store; a host of IPv6 is in brackets.

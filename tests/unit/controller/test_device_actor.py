@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import socket
 import weakref
+from collections.abc import Iterator
+from contextlib import nullcontext
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,6 +23,13 @@ from rlhf_lightning.controller.device_actor import DeviceActor
 from rlhf_lightning.parallel import ParallelLayout, WorldSpec
 from tests.ray.echo import Echo
 from tests.unit import spmd
+
+
+@pytest.fixture(autouse=True)
+def _looks_for_garbage() -> Iterator[None]:
+    """A device disables them until it has a role."""
+    yield
+    gc.enable()
 
 
 @pytest.mark.parametrize(("told", "seen"), [("1", "5"), ("true", "5"), ("0", "0,1"), (None, "0,1")])
@@ -39,6 +49,31 @@ def test_a_device_that_computes_on_a_cpu_sees_no_gpu(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # Ray leaves it so where an actor asks for no GPU
     DeviceActor(0, gpu=False)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_garbage_is_looked_for_once_a_role_is_there(monkeypatch: pytest.MonkeyPatch, *, fails: bool) -> None:
+    """Not among modules, and not before: the looks at them would take a quarter of their imports."""
+    seen, built = list[tuple[bool, int]](), list[list[object]]()
+
+    def build(*_: object) -> None:
+        seen.append((gc.isenabled(), gc.get_freeze_count()))
+        built.extend([] for _ in range(1000))
+        if fails:
+            raise MemoryError
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(Device, "host", build)
+    device, placement = DeviceActor(0, gpu=False), Placement(Echo(), ParallelLayout(), (0,), None)
+    assert not gc.isenabled()
+    mine = [object()]
+    for name in ("first", "second"):
+        with pytest.raises(MemoryError) if fails else nullcontext():
+            device.host(name, placement)
+    assert [enabled for enabled, _ in seen] == [False, True]
+    first, second = (frozen for _, frozen in seen)
+    assert second == pytest.approx(first, abs=50), "what roles are built of is garbage one day"
+    assert all(found is not mine for found in gc.get_objects())
 
 
 def test_a_gpu_that_torch_cannot_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
