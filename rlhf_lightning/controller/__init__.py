@@ -1,27 +1,30 @@
 """One controller, many workers: batches of futures, transfer protocols, worker groups and devices."""
 
-from rlhf_lightning.controller.batch import Batch
-from rlhf_lightning.controller.call import CallReport
-from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
-from rlhf_lightning.controller.futures import Gathered, Metrics, Value
-from rlhf_lightning.controller.groups import GROUPS, ORIGINS, check_neighbours, copies_of
-from rlhf_lightning.controller.parts import Parts
-from rlhf_lightning.controller.register import Caller, Remote, Worker, register
-from rlhf_lightning.controller.transfer import (
-    ALL_TO_ALL,
-    BROADCAST,
-    DP,
-    DP_METRIC,
-    MICRO_DP,
-    ONE_TO_ALL,
-    PP_ONLY,
-    RANK_ZERO,
-    Inputs,
-    PartOf,
-    RowTransfer,
-    Transfer,
-)
-from rlhf_lightning.controller.worker_group import WorkerGroup
+from rlhf_lightning.controller.garbage import at_rest
+
+with at_rest():  # a device imports this first
+    from rlhf_lightning.controller.batch import Batch
+    from rlhf_lightning.controller.call import CallReport
+    from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
+    from rlhf_lightning.controller.futures import Gathered, Metrics, Value
+    from rlhf_lightning.controller.groups import GROUPS, ORIGINS, check_neighbours, copies_of
+    from rlhf_lightning.controller.parts import Parts
+    from rlhf_lightning.controller.register import Caller, Remote, Worker, register
+    from rlhf_lightning.controller.transfer import (
+        ALL_TO_ALL,
+        BROADCAST,
+        DP,
+        DP_METRIC,
+        MICRO_DP,
+        ONE_TO_ALL,
+        PP_ONLY,
+        RANK_ZERO,
+        Inputs,
+        PartOf,
+        RowTransfer,
+        Transfer,
+    )
+    from rlhf_lightning.controller.worker_group import WorkerGroup
 
 __all__ = [
     "ALL_TO_ALL",

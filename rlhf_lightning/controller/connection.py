@@ -21,7 +21,6 @@ import torch
 from ray._common.utils import get_default_system_temp_dir
 from ray._private import services, utils
 from ray._private.node import Node
-from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
 from ray._private.utils import estimate_available_memory, resolve_object_store_memory
 from ray.exceptions import AuthenticationError
 
@@ -44,9 +43,8 @@ _OWN: Mapping[str, Any] = {"include_dashboard": False, "_system_config": {"worke
 """Ray's workers would let every other process of the machine go first; one of two threads then starves."""
 _QUIET: Mapping[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": True}
 """Ray says what went wrong, and devices what they like."""
-_OF_WORKERS = {"MALLOC_ARENA_MAX": "1", WORKER_PROCESS_SETUP_HOOK_ENV_VAR: "gc.disable"}
-"""Of Ray's workers. Of what a thread has freed at the end of a heap of its own, glibc gives nothing back; and
-the garbage collector would look again and again at all that is imported: `DeviceActor` enables it."""
+_ONE_HEAP = {"MALLOC_ARENA_MAX": "1"}
+"""Of what a thread has freed at the end of a heap of its own, glibc gives nothing back."""
 _NOBODY_ASKS = dict.fromkeys(("start_api_server", "start_monitor"), lambda *_, **__: None)
 """Of a Ray of the job's own: without a dashboard it starts the dashboard's server too, and waits for it, a
 third of its start; its monitor would start nodes."""
@@ -153,7 +151,7 @@ def start_ray(num_cpus: int) -> None:
             _uninterrupted(),
             _apart(),
             replaced(Node, _NOBODY_ASKS),
-            defaults(_OF_WORKERS),
+            defaults(_ONE_HEAP),
         ):
             # Left to itself Ray counts GPUs for which torch may not have been built.
             gpus = torch.cuda.device_count()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 _ALLOCATIONS = 100_000
 """New objects between two collections; seven calls to 1,024 workers make about twice as many, none cyclic."""
@@ -29,3 +30,15 @@ def collect_rarely() -> Callable[[], None]:
         gc.set_threshold(*threshold)
 
     return restore
+
+
+@contextmanager
+def at_rest() -> Iterator[None]:
+    """Within this context nothing looks for garbage: importing modules took a quarter longer with it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

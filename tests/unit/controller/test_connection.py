@@ -16,7 +16,6 @@ import ray
 import torch
 from ray._private import services, utils
 from ray._private.node import Node
-from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR as HOOK
 from ray.exceptions import AuthenticationError
 
 from rlhf_lightning.controller import WorkerTimeoutError, connection
@@ -68,7 +67,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def init(**given: object) -> None:
         found.update(given, popen=services.ConsolePopen, heaps=os.environ.get("MALLOC_ARENA_MAX"))
-        found.update(server=Node.start_api_server, hook=os.environ.get(HOOK))
+        found.update(server=Node.start_api_server)
         monkeypatch.setenv("RAY_AUTH_MODE", "token")  # as Ray does
         if threading.current_thread() is threading.main_thread():
             utils.set_sigterm_handler(lambda *_: sys.exit(1))  # the same
@@ -88,12 +87,6 @@ def test_a_ray_of_its_own_is_apart_and_as_eager_as_others(begun: dict[str, Any])
     assert services.ConsolePopen is popen
     assert begun["server"] is not server, "nobody asks for it, and Ray would wait for it"
     assert Node.start_api_server is server
-
-
-def test_workers_of_a_ray_of_its_own_begin_without_looks_for_garbage(begun: dict[str, Any]) -> None:
-    start_ray(1)
-    assert begun["hook"] == "gc.disable"
-    assert HOOK not in os.environ
 
 
 @pytest.mark.parametrize(("given", "has"), [(None, "1"), ("4", "4")])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlhf_lightning.controller.garbage import collect_rarely
+from rlhf_lightning.controller.garbage import at_rest, collect_rarely
 
 
 @pytest.fixture(autouse=True)
@@ -39,3 +39,12 @@ def test_who_has_frozen_more_keeps_it() -> None:
     assert gc.get_freeze_count() > 0.9 * frozen  # but for what nobody needs any more
     outer()
     assert gc.get_freeze_count() == 0
+
+
+def test_it_is_at_rest_within_and_as_before_afterwards() -> None:
+    with at_rest():
+        assert not gc.isenabled()
+        with at_rest():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
