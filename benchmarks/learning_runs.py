@@ -1,8 +1,8 @@
 """The runs of learning.py: the settings of every online algorithm, and one of them with one seed.
 
 All sort digits with the embedded model, 128 answers an iteration, exact answers rewarded. SafeRLHF and the
-PPO beside it are rewarded for length as well; to be too long is the cost. ReMax, CISPO and OnlineDPO, whose
-comparisons say little and whose steps no clip holds back, learn from more answers at a time.
+PPO beside it are rewarded for length as well; to be too long is the cost. ReMax, CISPO, SAPO and OnlineDPO,
+whose comparisons say little and whose steps no clip holds back, learn from more answers at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlhf_lightning import algos
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.functional import DPOLoss, Estimator, PolicyLoss
+from rlhf_lightning.functional import DPOLoss, Estimator, PolicyLoss, SAPOLoss
 from rlhf_lightning.rewards.functions import too_long
 from rlhf_lightning.running import KLPenalty
 from rlhf_lightning.spec import OptimizerSpec, Sampling
@@ -98,6 +98,7 @@ ENTRIES: Mapping[str, Entry] = {
             policy_loss=PolicyLoss(aggregation="seq-mean-token-sum-norm", horizon=8),
         )
     ),
+    "SAPO": Entry(make=without(algos.GRPO, mini=0, policy_loss=SAPOLoss()), batch=2 * ANSWERS),
     "RLOO": Entry(make=without(algos.RLOO, reward_kl_coef=0.003)),
     "REINFORCE++": Entry(make=without(algos.ReinforcePP, reward_kl_coef=0.003), answers=1),
     "REINFORCE++ baseline": Entry(
