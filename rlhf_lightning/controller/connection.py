@@ -219,13 +219,9 @@ def _apart() -> Iterator[None]:
 
     The kernel ends them with this process, however it ends. On other systems Ray does that by the group.
     """
-    popen = services.ConsolePopen
-    if sys.platform == "linux":
-        services.ConsolePopen = functools.partial(popen, process_group=0)  # type: ignore[misc, assignment]
-    try:
+    grouped = functools.partial(services.ConsolePopen, process_group=0)
+    with replaced(services, {"ConsolePopen": grouped} if sys.platform == "linux" else {}):
         yield
-    finally:
-        services.ConsolePopen = popen  # type: ignore[misc]
 
 
 @contextmanager
@@ -237,12 +233,9 @@ def _heeding_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    theirs, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda _: None
     signal.signal(signal.SIGTERM, _end)
-    try:
+    with replaced(utils, {"set_sigterm_handler": lambda _: None}):
         yield
-    finally:
-        utils.set_sigterm_handler = theirs
     signal.signal(signal.SIGTERM, _end)  # the core has set its own
 
 
