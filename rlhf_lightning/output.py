@@ -118,12 +118,12 @@ def check_output(trainer: Trainer, directory: Path, *, name: str) -> None:
         ) from err
 
 
-def checkpoint_directories(trainer: Trainer | None) -> list[Path]:
-    """The directories into which a run will write checkpoints."""
+def checkpoint_directories(trainer: Trainer | None) -> dict[Path, str]:
+    """The directories into which a run will write checkpoints, and the name of a callback that does."""
     if trainer is None or trainer.state.fn != "fit" or not leaves_files(trainer):
-        return []
+        return {}
     keepers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
-    return list(dict.fromkeys(Path(keeper.dirpath).absolute() for keeper in keepers if keeper.dirpath))
+    return {Path(keeper.dirpath).absolute(): type(keeper).__name__ for keeper in keepers if keeper.dirpath}
 
 
 def output_path(trainer: Trainer, given: str | None, name: str) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning.pytorch import Callback, LightningModule
@@ -23,7 +22,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.plugins import Precision, TorchCheckpointIO
 
-from rlhf_lightning.output import check_output
+from rlhf_lightning.output import check_output, checkpoint_directories
 from rlhf_lightning.reporting import validation_interval
 
 if TYPE_CHECKING:
@@ -216,9 +215,8 @@ def _check_hooks(callback: Callback) -> None:
 
 def _check_checkpoints(trainer: Trainer) -> None:
     """Refuse a run whose checkpoints could not be written."""
-    for keeper in trainer.checkpoint_callbacks if trainer.state.fn == "fit" else ():
-        if isinstance(keeper, ModelCheckpoint) and keeper.dirpath:
-            check_output(trainer, Path(keeper.dirpath), name=type(keeper).__name__)
+    for directory, name in checkpoint_directories(trainer).items():
+        check_output(trainer, directory, name=name)
 
 
 def _check_gradients(trainer: Trainer, training: TrainConfig) -> None:

@@ -78,10 +78,13 @@ def test_where_a_run_writes_checkpoints(tmp_path: Path, monkeypatch: pytest.Monk
     best, unplaced = ModelCheckpoint("best"), ModelCheckpoint(monitor="y")
     keepers: list[Callback] = [LastCheckpoint(tmp_path / "last"), best, ModelCheckpoint("best", monitor="x")]
 
-    def found(*, state: TrainerFn | None = TrainerFn.FITTING, once: bool = False) -> list[Path]:
+    def found(*, state: TrainerFn | None = TrainerFn.FITTING, once: bool = False) -> dict[Path, str]:
         run = pl.Trainer(accelerator="cpu", callbacks=[*keepers, unplaced], logger=False, fast_dev_run=once)
         run.state.fn = state
         return checkpoint_directories(run)
 
-    assert found() == [tmp_path / "last", tmp_path / "best"]
-    assert found(state=TrainerFn.VALIDATING) == found(once=True) == checkpoint_directories(None) == []
+    assert [*found().items()] == [
+        (tmp_path / "last", "LastCheckpoint"),
+        (tmp_path / "best", "ModelCheckpoint"),
+    ]
+    assert found(state=TrainerFn.VALIDATING) == found(once=True) == checkpoint_directories(None) == {}
