@@ -15,8 +15,8 @@ from turns import turns
 from rlhf_lightning.controller import DP, ONE_TO_ALL, Batch, Remote, Worker, WorkerGroup, register
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool
 from rlhf_lightning.controller.device import Placement
-from rlhf_lightning.controller.garbage import collect_rarely
 from rlhf_lightning.controller.ray_transport import RayTransport
+from rlhf_lightning.garbage import collect_rarely
 from rlhf_lightning.parallel import ParallelLayout, subgroups
 
 COLUMNS = tuple(f"column_{index}" for index in range(Exchange.columns))

@@ -26,12 +26,12 @@ from benchmarks.spread import Spread, machine, spread
 from rlhf_lightning.controller import Batch, WorkerGroup
 from rlhf_lightning.controller.block import Block
 from rlhf_lightning.controller.call import Call, CallReport
-from rlhf_lightning.controller.garbage import collect_rarely
 from rlhf_lightning.controller.parcel import Packer, Parcel, ShardColumn, opened
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.ray_types import DeviceHandle
 from rlhf_lightning.controller.transport import Future, Submitted, Transport
 from rlhf_lightning.functional import GAEEstimator, PolicyLoss, ValueLoss
+from rlhf_lightning.garbage import collect_rarely
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.workers import Actor, Critic, Reference, Reward
 

@@ -10,6 +10,7 @@ from importlib import import_module
 
 from rlhf_lightning import __version__
 from rlhf_lightning.commands import COMMANDS
+from rlhf_lightning.garbage import at_rest
 
 IGNORED_WARNINGS = (
     "GPU available but not used",  # by this process: its devices use them
@@ -33,11 +34,10 @@ def main() -> None:
     alone = arguments[:1] and arguments[0] in COMMANDS
     name = f"rlhf_lightning.commands.{arguments[0]}" if alone else "rlhf_lightning.cli"
     first = name not in sys.modules
-    gc.disable()  # it would look at all modules again and again while they are imported
-    command = import_module(name)
-    if first:
-        gc.freeze()  # nor ever again, not even as the process ends: modules live as long as it
-    gc.enable()
+    with at_rest():
+        command = import_module(name)
+        if first:
+            gc.freeze()  # modules are never looked at, not even as the process ends: they live as long as it
     sys.path.insert(0, here)  # after the imports: a file may have the name of a library
     try:
         command.run(arguments[1:] if alone else arguments)

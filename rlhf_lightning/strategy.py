@@ -29,9 +29,9 @@ from rlhf_lightning.checkpoint_source import CheckpointSource
 from rlhf_lightning.controller import Caller, CallReport, WorkerGroup
 from rlhf_lightning.controller.cluster import RayCluster, ResourcePool, check_alone, num_devices, num_gpus
 from rlhf_lightning.controller.device import Placement
-from rlhf_lightning.controller.garbage import collect_rarely
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport
+from rlhf_lightning.garbage import collect_rarely
 from rlhf_lightning.loader_checks import check_loaders
 from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.output import checkpoint_directories, keep_tables

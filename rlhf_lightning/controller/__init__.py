@@ -1,6 +1,6 @@
 """One controller, many workers: batches of futures, transfer protocols, worker groups and devices."""
 
-from rlhf_lightning.controller.garbage import at_rest
+from rlhf_lightning.garbage import at_rest
 
 with at_rest():  # a device imports this first
     from rlhf_lightning.controller.batch import Batch

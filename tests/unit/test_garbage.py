@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlhf_lightning.controller.garbage import at_rest, collect_rarely
+from rlhf_lightning.garbage import at_rest, collect_rarely
 
 
 @pytest.fixture(autouse=True)
