@@ -12,8 +12,17 @@ from exchange import Exchange, Timing
 from tensordict import TensorDict
 from turns import turns
 
-from rlhf_lightning.controller import DP, ONE_TO_ALL, Batch, Remote, Worker, WorkerGroup, register
-from rlhf_lightning.controller.cluster import RayCluster, ResourcePool
+from rlhf_lightning.controller import (
+    DP,
+    ONE_TO_ALL,
+    Batch,
+    Remote,
+    ResourcePool,
+    Worker,
+    WorkerGroup,
+    register,
+)
+from rlhf_lightning.controller.cluster import RayCluster
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.garbage import collect_rarely

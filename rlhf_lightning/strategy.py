@@ -26,8 +26,8 @@ from rlhf_lightning import checkpoint as files
 from rlhf_lightning import checks, resume, stepping
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.checkpoint_source import CheckpointSource
-from rlhf_lightning.controller import Caller, CallReport, WorkerGroup
-from rlhf_lightning.controller.cluster import RayCluster, ResourcePool, check_alone, num_devices, num_gpus
+from rlhf_lightning.controller import Caller, CallReport, ResourcePool, WorkerGroup
+from rlhf_lightning.controller.cluster import RayCluster, check_alone, num_devices, num_gpus
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transport import Transport

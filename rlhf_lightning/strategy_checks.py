@@ -10,7 +10,8 @@ from weakref import WeakSet
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerStatus
 
-from rlhf_lightning.controller.cluster import ResourcePool, num_devices, num_gpus
+from rlhf_lightning.controller import ResourcePool
+from rlhf_lightning.controller.cluster import num_devices, num_gpus
 from rlhf_lightning.field_types import check_names, check_types
 from rlhf_lightning.workers import Actor
 from rlhf_lightning.workers.naming import naming_role

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from rlhf_lightning.controller.cluster import ResourcePool, num_gpus
+from rlhf_lightning.controller import ResourcePool
+from rlhf_lightning.controller.cluster import num_gpus
 from rlhf_lightning.cores import usable_cores
 from rlhf_lightning.mapping.dataflow import Dataflow
 from rlhf_lightning.mapping.machine import of_a_run

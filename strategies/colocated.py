@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlhf_lightning.controller.cluster import ResourcePool
+from rlhf_lightning.controller import ResourcePool
 from rlhf_lightning.strategy import Strategy
 
 

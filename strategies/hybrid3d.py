@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rlhf_lightning.controller.cluster import ResourcePool
+from rlhf_lightning.controller import ResourcePool
 from rlhf_lightning.options import unless_given
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.parallel.layout import Order

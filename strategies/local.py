@@ -12,7 +12,7 @@ from types import FrameType
 
 import torch
 
-from rlhf_lightning.controller.cluster import ResourcePool
+from rlhf_lightning.controller import ResourcePool
 from rlhf_lightning.controller.device import Device, Placement
 from rlhf_lightning.controller.in_process import InProcessTransport
 from rlhf_lightning.cores import usable_cores

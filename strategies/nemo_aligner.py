@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlhf_lightning.controller.cluster import ResourcePool
+from rlhf_lightning.controller import ResourcePool
 from rlhf_lightning.options import unless_given
 from rlhf_lightning.parallel import Generation
 from rlhf_lightning.strategies.hybrid3d import HybridEngine3D, Parallel3D, Sizes

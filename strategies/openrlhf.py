@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from rlhf_lightning.controller import Caller
-from rlhf_lightning.controller.cluster import ResourcePool
+from rlhf_lightning.controller import Caller, ResourcePool
 from rlhf_lightning.controller.register import methods_of
 from rlhf_lightning.strategies.standalone import SHARING, models_of, one_each
 from rlhf_lightning.strategy import Strategy

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from lightning.pytorch import Trainer
 
-from rlhf_lightning.controller import Caller
-from rlhf_lightning.controller.cluster import ResourcePool
+from rlhf_lightning.controller import Caller, ResourcePool
 from rlhf_lightning.strategies.openrlhf import OpenRLHF
 from rlhf_lightning.workers import GenerationInParts
 

@@ -10,6 +10,7 @@ with at_rest():  # a device imports this first
     from rlhf_lightning.controller.groups import GROUPS, ORIGINS, check_neighbours, copies_of
     from rlhf_lightning.controller.parts import Parts
     from rlhf_lightning.controller.register import Caller, Remote, Worker, register
+    from rlhf_lightning.controller.resource_pool import ResourcePool
     from rlhf_lightning.controller.transfer import (
         ALL_TO_ALL,
         BROADCAST,
@@ -46,6 +47,7 @@ __all__ = [
     "PartOf",
     "Parts",
     "Remote",
+    "ResourcePool",
     "RowTransfer",
     "Transfer",
     "Value",

@@ -11,7 +11,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
@@ -45,6 +44,7 @@ from rlhf_lightning.controller.errors import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.failure import first_death
 from rlhf_lightning.controller.import_path import ImportPath
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref
+from rlhf_lightning.controller.resource_pool import ResourcePool
 from rlhf_lightning.controller.room import BUNDLES, check_room, held, too_few
 from rlhf_lightning.cores import usable_cores
 from rlhf_lightning.parallel import WorldSpec
@@ -62,15 +62,6 @@ _RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ResourcePool:
-    """Devices that the roles placed on them share (HybridFlow section 4.1); pools never share a device."""
-
-    name: str
-    num_devices: int
-    roles: tuple[str, ...]
 
 
 def check_alone() -> None:

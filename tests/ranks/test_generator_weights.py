@@ -11,9 +11,8 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from rlhf_lightning.algos import GRPO
-from rlhf_lightning.controller import WorkerError
+from rlhf_lightning.controller import ResourcePool, WorkerError
 from rlhf_lightning.controller.call import Call
-from rlhf_lightning.controller.cluster import ResourcePool
 from rlhf_lightning.controller.device import Device, Placement
 from rlhf_lightning.engines import FSDP, FSDPEngine
 from rlhf_lightning.parallel import Link, ParallelLayout, World

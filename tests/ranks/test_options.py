@@ -12,8 +12,7 @@ import pytest
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import GRPO, PPO
-from rlhf_lightning.controller import Batch, Metrics
-from rlhf_lightning.controller.cluster import ResourcePool
+from rlhf_lightning.controller import Batch, Metrics, ResourcePool
 from rlhf_lightning.engines import VLLM
 from rlhf_lightning.strategies import (
     Auto,

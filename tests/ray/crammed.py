@@ -15,8 +15,8 @@ import ray
 import torch
 from tensordict import TensorDict
 
-from rlhf_lightning.controller import DP, Batch, WorkerError, WorkerGroup, register
-from rlhf_lightning.controller.cluster import RayCluster, ResourcePool
+from rlhf_lightning.controller import DP, Batch, ResourcePool, WorkerError, WorkerGroup, register
+from rlhf_lightning.controller.cluster import RayCluster
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.parallel import ParallelLayout

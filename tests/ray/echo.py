@@ -20,12 +20,13 @@ from rlhf_lightning.controller import (
     Batch,
     Inputs,
     Remote,
+    ResourcePool,
     RowTransfer,
     Worker,
     WorkerGroup,
     register,
 )
-from rlhf_lightning.controller.cluster import RayCluster, ResourcePool
+from rlhf_lightning.controller.cluster import RayCluster
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.transfer import Outputs, RankInputs

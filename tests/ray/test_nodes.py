@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from rlhf_lightning.algos import PPO
-from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
+from rlhf_lightning.controller import ResourcePool, WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller import cluster as ray_cluster
 from rlhf_lightning.strategies import Colocated, Split
 from rlhf_lightning.strategy import Strategy
@@ -73,7 +73,7 @@ def test_no_pool_that_fits_a_node_lies_in_two() -> None:
     await_devices(6)
     job = ray_cluster.RayCluster(None, timeout_s=60)
     try:
-        job.start([ray_cluster.ResourcePool(str(i), size, ()) for i, size in enumerate((1, 1, 1, 3))])
+        job.start([ResourcePool(str(i), size, ()) for i, size in enumerate((1, 1, 1, 3))])
         found = cast(list[tuple[str, int]], ray.get([actor.node_cores.remote() for actor in job.actors]))
     finally:
         job.close()

@@ -16,7 +16,7 @@ import torch
 from rlhf_lightning import strategy_checks
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import DPO, GRPO, PPO, SFT, RewardModel
-from rlhf_lightning.controller.cluster import ResourcePool
+from rlhf_lightning.controller import ResourcePool
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import FSDP, Megatron
 from rlhf_lightning.functional import PolicyLoss

@@ -16,7 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import DAPO, GRPO, PPO
-from rlhf_lightning.controller.cluster import ResourcePool
+from rlhf_lightning.controller import ResourcePool
 from rlhf_lightning.strategies import NeMoAligner, OneStepOff, OpenRLHF, Pipelined, Split, Standalone
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.strategy_checks import check_layouts

@@ -16,8 +16,8 @@ from ray._private import state
 from ray.exceptions import ActorDiedError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rlhf_lightning.controller import WorkerError, WorkerTimeoutError, cluster
-from rlhf_lightning.controller.cluster import RayCluster, ResourcePool
+from rlhf_lightning.controller import ResourcePool, WorkerError, WorkerTimeoutError, cluster
+from rlhf_lightning.controller.cluster import RayCluster
 from rlhf_lightning.controller.device import Placement
 from rlhf_lightning.controller.import_path import ImportPath
 from rlhf_lightning.controller.ray_types import Ref

@@ -9,7 +9,7 @@ import pytest
 from transformers import GPT2Config
 
 from rlhf_lightning.algos import GRPO
-from rlhf_lightning.controller.cluster import ResourcePool
+from rlhf_lightning.controller import ResourcePool
 from rlhf_lightning.engines import FSDP, Megatron, ZeRO
 from rlhf_lightning.parallel import Generation, ParallelLayout
 from rlhf_lightning.spec import LoRA
