@@ -29,7 +29,6 @@ from benchmarks.spread import machine
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.callbacks import PredictedTimes
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.mapping import hardware, measured
 from rlhf_lightning.mapping.calibrate import measure, refine_by_run
 from rlhf_lightning.mapping.hardware import Hardware
@@ -38,7 +37,7 @@ from rlhf_lightning.mapping.phases import Iteration
 from rlhf_lightning.mapping.search import DeviceKind, Search, Sets
 from rlhf_lightning.mapping.simulated import SimulatedCosts
 from rlhf_lightning.mapping_inputs import read_dataflow
-from rlhf_lightning.spec import Sampling
+from rlhf_lightning.spec import EMBEDDED_DIRECTORY, Sampling
 from rlhf_lightning.strategies import Colocated, Split, Standalone
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Reward, Settings
@@ -98,7 +97,7 @@ class Row:
 
 def write_model(directory: Path, hidden: int, layers: int) -> str:
     """A Llama of this size without weights, with the embedded tokenizer; beside it a reward model."""
-    shutil.copytree(embedded_directory(), directory, ignore=shutil.ignore_patterns("*.safetensors"))
+    shutil.copytree(EMBEDDED_DIRECTORY, directory, ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((directory / "config.json").read_text())
     config |= {
         "hidden_size": hidden, "num_hidden_layers": layers, "intermediate_size": 3 * hidden,

@@ -12,7 +12,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from transformers import LlamaConfig
 
-from rlhf_lightning.data.tokenizer import embedded_directory
+from rlhf_lightning.spec import EMBEDDED_DIRECTORY
 from rlhf_lightning.strategy import Strategy
 
 
@@ -33,7 +33,7 @@ def write_llama(directory: Path, *, hidden: int, intermediate: int, layers: int,
         dtype="float32",
     ).save_pretrained(directory)
     for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(embedded_directory() / file, directory / file)
+        shutil.copy(EMBEDDED_DIRECTORY / file, directory / file)
     return str(directory)
 
 

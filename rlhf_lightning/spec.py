@@ -16,6 +16,8 @@ from rlhf_lightning.field_types import check_types
 Dtype = Literal["float32", "bfloat16"]
 EMBEDDED = "embedded"
 """The path that stands for the small model shipped in the package."""
+EMBEDDED_DIRECTORY = Path(__file__).parent / "embedded"
+"""Where that model is."""
 CHECKPOINT = "trainer.json"
 """The file by which a checkpoint is recognised."""
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")

@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from rlhf_lightning.data.tokenizer import embedded_directory
+from rlhf_lightning.spec import EMBEDDED_DIRECTORY
 
 NUM_BYTES = 256
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<system>", "<user>", "<assistant>", "<extra_0>", "<extra_1>")
@@ -90,4 +90,4 @@ def write_embedded(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    write_embedded(Path(sys.argv[1]) if len(sys.argv) > 1 else embedded_directory())
+    write_embedded(Path(sys.argv[1]) if len(sys.argv) > 1 else EMBEDDED_DIRECTORY)

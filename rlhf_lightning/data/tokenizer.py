@@ -8,17 +8,12 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
-from rlhf_lightning.spec import EMBEDDED, export_first
+from rlhf_lightning.spec import EMBEDDED, EMBEDDED_DIRECTORY, export_first
 
 _ALIKE = 0.99
 """Share of a tokenizer's tokens that must have the same ids in another one whose model reads its ids."""
 MARK = "\n"
 """A text that is always a token of its own, whatever follows it."""
-
-
-def embedded_directory() -> Path:
-    """Return the directory of the model that ships in the package."""
-    return Path(__file__).parent.parent / "embedded"
 
 
 @lru_cache(maxsize=8)
@@ -118,4 +113,4 @@ def decoded(
 
 
 def _source(path: str) -> str:
-    return str(embedded_directory()) if path == EMBEDDED else path
+    return str(EMBEDDED_DIRECTORY) if path == EMBEDDED else path

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlhf_lightning.parallel.sharding import indivisible
-from rlhf_lightning.spec import EMBEDDED, EXPERTS, why_not_megatron
+from rlhf_lightning.spec import EMBEDDED, EMBEDDED_DIRECTORY, EXPERTS, why_not_megatron
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ def load(source: str, *, head: str = "lm") -> ModelShape:
     computes: Head = "lm" if head == "lm" else "scalar"
     if source in KNOWN:
         return KNOWN[source].with_head(computes)
-    path = Path(__file__).parents[1] / "embedded" if source == EMBEDDED else Path(source)
+    path = EMBEDDED_DIRECTORY if source == EMBEDDED else Path(source)
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise ValueError(

@@ -14,9 +14,8 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
-from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.engines import FSDPEngine, Native, generation_engine
-from rlhf_lightning.spec import LoRA, ModelSpec, OptimizerSpec, Sampling
+from rlhf_lightning.spec import EMBEDDED_DIRECTORY, LoRA, ModelSpec, OptimizerSpec, Sampling
 from tests.extras import generating
 from tests.extras.generating import TOKENIZER, prompts, table
 from tests.unit.engines import tiny
@@ -58,7 +57,7 @@ def test_a_plain_vllm_says_what_the_run_does(tmp_path: Path, monkeypatch: pytest
     sizes = {**generating._SIZES, "vocab_size": 264}
     monkeypatch.setitem(generating.MODELS, "chats", Qwen2Config(**sizes, tie_word_embeddings=True))
     spec = generating.write(tmp_path / "base", "chats")
-    for file in embedded_directory().glob("tokenizer*"):
+    for file in EMBEDDED_DIRECTORY.glob("tokenizer*"):
         shutil.copy(file, tmp_path / "base")
     begun = FSDPEngine(spec)
     learned = FSDPEngine(replace(spec, lora=LoRA(rank=4), optimizer=OptimizerSpec(lr=0.1)))

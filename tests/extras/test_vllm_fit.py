@@ -15,9 +15,8 @@ from transformers import AutoConfig
 
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.engines.vllm.engine import VLLMEngine
-from rlhf_lightning.spec import OptimizerSpec, Sampling
+from rlhf_lightning.spec import EMBEDDED_DIRECTORY, OptimizerSpec, Sampling
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Actor, Critic, Reference, Settings
 from tests.extras.generating import SMALL
@@ -29,11 +28,11 @@ FAST = OptimizerSpec(lr=1e-3)
 
 def write_model(directory: Path, *, head_dim: int = 32) -> str:
     """The configuration of a model of two layers, and the embedded tokenizer."""
-    config = AutoConfig.from_pretrained(embedded_directory())
+    config = AutoConfig.from_pretrained(EMBEDDED_DIRECTORY)
     config.num_hidden_layers, config.layer_types, config.head_dim = 2, None, head_dim
     config.save_pretrained(directory)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(embedded_directory() / name, directory / name)
+        shutil.copy(EMBEDDED_DIRECTORY / name, directory / name)
     return str(directory)
 
 

@@ -16,9 +16,8 @@ import pytest
 from rlhf_lightning import __version__, checkpoint
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.controller import connection
-from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.engines import FSDPEngine, Head
-from rlhf_lightning.spec import ModelSpec
+from rlhf_lightning.spec import EMBEDDED_DIRECTORY, ModelSpec
 from tests.unit.rlhf import FIT, SHORT, Rlhf
 
 pytestmark = pytest.mark.usefixtures("in_own_directory")
@@ -35,7 +34,7 @@ def write_rows(*broken: str, count: int = 40) -> None:
 
 def copy_model(*, without: str = "") -> Path:
     model = Path("model")
-    shutil.copytree(embedded_directory(), model, ignore=shutil.ignore_patterns(without))
+    shutil.copytree(EMBEDDED_DIRECTORY, model, ignore=shutil.ignore_patterns(without))
     return model
 
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from rlhf_lightning.commands.blocks import WIDTH
-from rlhf_lightning.data.tokenizer import embedded_directory
+from rlhf_lightning.spec import EMBEDDED_DIRECTORY
 from tests.unit.rlhf import Rlhf
 
 FIGURE_8 = ("reshard", "--train", "1,4,2", "--generate", "1,2")
@@ -105,7 +105,7 @@ def test_a_wide_layout_is_drawn_on_a_line(rlhf: Rlhf) -> None:
 def test_models_are_those_of_the_mapping(rlhf: Rlhf) -> None:
     words = ("reshard", "--train", "1,2,1", "--generate", "1,1", "--model")
     assert answer(rlhf, *words, "llama-70b")["peak_bytes"] == [137_953_296_384] * 2
-    found = answer(rlhf, *words, str(embedded_directory()))
+    found = answer(rlhf, *words, str(EMBEDDED_DIRECTORY))
     assert found == answer(rlhf, *words, "embedded")
 
 

@@ -15,9 +15,8 @@ from transformers import LlamaConfig
 
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.running import KLPenalty
-from rlhf_lightning.spec import OptimizerSpec, Sampling
+from rlhf_lightning.spec import EMBEDDED_DIRECTORY, OptimizerSpec, Sampling
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.workers import Actor, Critic, Reference, Reward
 from tests.unit.algos.short import trainer
@@ -51,7 +50,7 @@ def write_tiny(directory: Path) -> None:
         dtype="float32",
     ).save_pretrained(directory)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(embedded_directory() / name, directory / name)
+        shutil.copy(EMBEDDED_DIRECTORY / name, directory / name)
 
 
 class Export(Callback):

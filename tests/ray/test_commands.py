@@ -17,7 +17,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
-from rlhf_lightning.data.tokenizer import embedded_directory
+from rlhf_lightning.spec import EMBEDDED_DIRECTORY
 from tests.conftest import ROOT
 from tests.documents import commands
 from tests.logged import tensorboard
@@ -173,7 +173,7 @@ def test_an_example(name: str, project: Path, tmp_path: Path) -> None:
     elif name == "second_try.py":
         assert max(tensorboard(tmp_path)["response/length_mean"]) > 8, "more than one try"
     elif name == "embedded_sft.py":
-        written, shipped = project / "runs" / "embedded", embedded_directory()
+        written, shipped = project / "runs" / "embedded", EMBEDDED_DIRECTORY
         sizes = [(place / "model.safetensors").stat().st_size for place in (written, shipped)]
         assert sizes[0] == sizes[1]
 

@@ -18,8 +18,8 @@ from transformers import (
 
 from rlhf_lightning.algos import GRPO, PPO, SFT
 from rlhf_lightning.data import CompletionData, MixedData, PromptData, TaskData, TextData, load_tokenizer
-from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.functional import SFTLoss
+from rlhf_lightning.spec import EMBEDDED_DIRECTORY
 from rlhf_lightning.workers import Actor, Critic, Reference, Reward, Scorer
 from tests.embedded_model import build_byte_tokenizer
 from tests.unit.algos.short import refusal
@@ -99,7 +99,7 @@ def test_a_model_without_the_actors_last_tokens_does_not_read_its_ids(role: str,
     names = {"eos_token": "<eos>", "pad_token": "<pad>"}
     fewer = Tokenizer.from_str(json.dumps(kept))
     PreTrainedTokenizerFast(tokenizer_object=fewer, **names).save_pretrained(path)
-    config = AutoConfig.from_pretrained(embedded_directory(), vocab_size=263, num_labels=1)
+    config = AutoConfig.from_pretrained(EMBEDDED_DIRECTORY, vocab_size=263, num_labels=1)
     if role == "reference":
         AutoModelForCausalLM.from_config(config).save_pretrained(path)
     else:
@@ -123,7 +123,7 @@ def test_a_token_that_the_actor_has_none_for_is_not_said(role: str, tmp_path: Pa
         tokenizer = build_byte_tokenizer()
         tokenizer.add_tokens(["<image>"], special_tokens=True)
         tokenizer.save_pretrained(path)
-        config = AutoConfig.from_pretrained(embedded_directory(), num_labels=1)
+        config = AutoConfig.from_pretrained(EMBEDDED_DIRECTORY, num_labels=1)
         if role == "reference" or path == paths[0]:
             AutoModelForCausalLM.from_config(config).save_pretrained(path)
         else:
@@ -140,7 +140,7 @@ def test_data_is_encoded_for_the_model_that_reads_it(tmp_path: Path) -> None:
     data = PromptData.from_rows(
         [{"prompt": "abc", "answer": "x"}] * 4, held_out=[{"prompt": "de", "answer": "x"}], batch_size=2
     )
-    paths = [str(embedded_directory()), write_other(tmp_path / "other", 2)]
+    paths = [str(EMBEDDED_DIRECTORY), write_other(tmp_path / "other", 2)]
     for path in (*paths, paths[0]):
         assert refusal(PPO(actor=Actor(path=path)), tmp_path, data=data) == "started"
         tokenizer = load_tokenizer(path)

@@ -14,9 +14,8 @@ from safetensors import safe_open
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlhf_lightning.engines.tensor_files import read_header
-from rlhf_lightning.spec import EMBEDDED, ModelSpec, export_first
+from rlhf_lightning.spec import EMBEDDED, EMBEDDED_DIRECTORY, ModelSpec, export_first
 
-_EMBEDDED_DIRECTORY = Path(__file__).parents[2] / "embedded"
 ADAPTER_CONFIG = "adapter_config.json"
 """The file by which a directory of adapters, as peft writes it, is recognised."""
 _INDEX = "model.safetensors.index.json"
@@ -41,7 +40,7 @@ def resolve(spec: ModelSpec) -> Path:
         ValueError: there is no such directory, and no such name on the hub, or no safetensors under it.
     """
     if spec.path == EMBEDDED:
-        return _EMBEDDED_DIRECTORY
+        return EMBEDDED_DIRECTORY
     if on_hub(spec):
         found = _from_hub(spec, "*.json", "*.safetensors", "*.model", "merges.txt", "*.jinja")
         if not weight_files(found):

@@ -14,8 +14,8 @@ from lightning.pytorch.callbacks import Callback
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
-from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.engines import FSDPEngine
+from rlhf_lightning.spec import EMBEDDED_DIRECTORY
 from rlhf_lightning.strategies import Local
 from rlhf_lightning.workers import Role
 
@@ -26,13 +26,13 @@ Weights = dict[str, Mapping[str, torch.Tensor]]
 
 def write_model(directory: Path) -> str:
     """A directory with the configuration of a model of two small layers, and the embedded tokenizer."""
-    config = AutoConfig.from_pretrained(embedded_directory())
+    config = AutoConfig.from_pretrained(EMBEDDED_DIRECTORY)
     config.num_hidden_layers, config.hidden_size, config.intermediate_size = 2, 32, 48
     config.num_attention_heads, config.num_key_value_heads, config.head_dim = 2, 2, 16
     config.layer_types = None
     config.save_pretrained(directory)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(embedded_directory() / name, directory / name)
+        shutil.copy(EMBEDDED_DIRECTORY / name, directory / name)
     return str(directory)
 
 

@@ -19,12 +19,12 @@ from transformers import (
 
 from rlhf_lightning.data import prompt_columns
 from rlhf_lightning.data.tokenizer import (
-    embedded_directory,
     encode_behind,
     end_tokens,
     load_tokenizer,
     token_texts,
 )
+from rlhf_lightning.spec import EMBEDDED_DIRECTORY
 from tests.embedded_model import write_embedded
 from tests.unit.data.conftest import write_spacing
 
@@ -66,7 +66,7 @@ def test_generation_config_names_more_ends(
     named: int | list[int] | None, expected: tuple[int, ...], tmp_path: Path
 ) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(embedded_directory() / name, tmp_path / name)
+        shutil.copy(EMBEDDED_DIRECTORY / name, tmp_path / name)
     if named is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
     assert end_tokens(str(tmp_path)) == expected
@@ -97,14 +97,14 @@ def test_the_text_of_a_token_has_its_spaces(tokenizer: PreTrainedTokenizerBase, 
 def test_shipped_files_are_what_the_code_writes(tmp_path: Path) -> None:
     write_embedded(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
-        assert (embedded_directory() / name).read_text() == (tmp_path / name).read_text(), name
+        assert (EMBEDDED_DIRECTORY / name).read_text() == (tmp_path / name).read_text(), name
 
 
 def test_plain_transformers_reads_them(tokenizer: PreTrainedTokenizerBase) -> None:
-    plain = AutoTokenizer.from_pretrained(embedded_directory())
+    plain = AutoTokenizer.from_pretrained(EMBEDDED_DIRECTORY)
     assert plain.encode("abc") == [97, 98, 99]
     assert plain.chat_template == tokenizer.chat_template
-    config = AutoConfig.from_pretrained(embedded_directory())
+    config = AutoConfig.from_pretrained(EMBEDDED_DIRECTORY)
     assert isinstance(config, LlamaConfig)
     assert (config.vocab_size, config.head_dim, config.eos_token_id) == (264, 32, 258)
 

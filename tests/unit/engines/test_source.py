@@ -10,11 +10,10 @@ import pytest
 from huggingface_hub import constants
 
 from rlhf_lightning.checkpoint import adding
-from rlhf_lightning.data.tokenizer import embedded_directory
 from rlhf_lightning.engines import check_model, check_packed, has_tokenizer, max_positions, read_config
 from rlhf_lightning.engines.huggingface import source
 from rlhf_lightning.engines.huggingface.models import load_causal_lm, load_scalar
-from rlhf_lightning.spec import ModelSpec
+from rlhf_lightning.spec import EMBEDDED_DIRECTORY, ModelSpec
 
 
 def hub_with(directory: Path, *files: str) -> None:
@@ -24,7 +23,7 @@ def hub_with(directory: Path, *files: str) -> None:
     (model / "refs" / "main").write_text("0" * 40)
     (model / "snapshots" / ("0" * 40)).mkdir(parents=True, exist_ok=True)
     for file in files:
-        shutil.copy(embedded_directory() / file, model / "snapshots" / ("0" * 40))
+        shutil.copy(EMBEDDED_DIRECTORY / file, model / "snapshots" / ("0" * 40))
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def test_no_weights_of_a_hub_name_are_fetched_to_look_at_it(monkeypatch: pytest.
 
     def fetched(_: str, *, allow_patterns: list[str]) -> str:
         asked.extend(allow_patterns)
-        return str(embedded_directory())
+        return str(EMBEDDED_DIRECTORY)
 
     monkeypatch.setattr(source, "snapshot_download", fetched)
     for check in (check_model, lambda spec: check_packed(spec, "lm"), read_config):
@@ -91,7 +90,7 @@ def test_no_weights_of_a_hub_name_are_fetched_to_look_at_it(monkeypatch: pytest.
 
 
 def test_a_directory_whose_name_could_be_a_hubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copytree(embedded_directory(), tmp_path / "some" / "model")
+    shutil.copytree(EMBEDDED_DIRECTORY, tmp_path / "some" / "model")
     monkeypatch.chdir(tmp_path)
     assert has_tokenizer(ModelSpec(path="some/model"))
 
@@ -101,7 +100,7 @@ def test_the_part_of_a_checkpoint_of_verls_without_weights(beside: str, tmp_path
     directory = tmp_path / "actor" / "huggingface"
     directory.mkdir(parents=True)
     for file in ("config.json", "tokenizer.json"):
-        shutil.copy(embedded_directory() / file, directory)
+        shutil.copy(EMBEDDED_DIRECTORY / file, directory)
     spec = ModelSpec(path=str(directory))
     check_model(spec)
     (directory.parent / beside).mkdir()

@@ -15,10 +15,10 @@ from transformers import AutoModelForSequenceClassification, GenerationConfig, P
 
 from rlhf_lightning.controller import Batch, Worker, WorkerGroup
 from rlhf_lightning.controller.device import Placement
-from rlhf_lightning.data.tokenizer import embedded_directory, load_tokenizer
+from rlhf_lightning.data.tokenizer import load_tokenizer
 from rlhf_lightning.parallel import ParallelLayout, World
 from rlhf_lightning.rewards import RETRIES, HTTPOptions
-from rlhf_lightning.spec import ModelSpec, Sampling
+from rlhf_lightning.spec import EMBEDDED_DIRECTORY, ModelSpec, Sampling
 from rlhf_lightning.workers import Actor, Cost, Reward, Settings
 from rlhf_lightning.workers.retelling import Retelling
 from tests.unit.algos.small import write_other
@@ -83,7 +83,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        network = AutoModelForSequenceClassification.from_pretrained(embedded_directory(), num_labels=1)
+        network = AutoModelForSequenceClassification.from_pretrained(EMBEDDED_DIRECTORY, num_labels=1)
         torch.nn.init.normal_(network.score.weight, std=0.5)
         network.save_pretrained(directory)
     return directory
