@@ -245,9 +245,9 @@ def turn_end(tokenizer: PreTrainedTokenizerBase, form: Format) -> int:
         ValueError: the tokenizer has no end token.
     """
     end = end_token(tokenizer)
-    if not form.chat_template:
+    _, behind = _around_answer(tokenizer, form)
+    if not behind:
         return end
-    behind = _around_answer(tokenizer, form)[1]
     first = next(iter(tokenizer(behind, add_special_tokens=False)["input_ids"]), end)
     if first in end_tokens(tokenizer.name_or_path):
         return int(first)
@@ -264,7 +264,9 @@ def turn_end(tokenizer: PreTrainedTokenizerBase, form: Format) -> int:
 
 
 def _around_answer(tokenizer: PreTrainedTokenizerBase, form: Format) -> tuple[Turn, str]:
-    """How an answer follows a rendered prompt, and what the chat template puts behind it."""
+    """How an answer follows a rendered prompt, and what the chat template, if any, puts behind it."""
+    if not form.chat_template:
+        return Turn(), ""
     said = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": _ANSWER}]
     try:
         prompt = templated(said[:1], tokenizer, form, answered=False)
@@ -289,7 +291,7 @@ def answer_tokens(
         tokenizer: of the model.
         form: whether a chat template renders the prompts.
     """
-    turn = _around_answer(tokenizer, form)[0] if form.chat_template else Turn()
+    turn, _ = _around_answer(tokenizer, form)
     texts = [text for pieces in answers for text in (turn.after_prompt(*pieces), *pieces[1:])]
     if not adds_space(tokenizer):
         yield from tokenize(texts, tokenizer, special=False)
@@ -330,7 +332,7 @@ def _warn_of_thoughts(
 
     Not where the template ends what it has begun.
     """
-    turn = _around_answer(tokenizer, form)[0] if form.chat_template else Turn()
+    turn, _ = _around_answer(tokenizer, form)
     plain = sum(not turn.has_thought("".join(pieces)) for pieces in answers)
     if turn.is_open and not turn.lead and plain:
         logger.warning(
