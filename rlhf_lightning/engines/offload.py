@@ -31,7 +31,7 @@ class OffloadedParts:
     def __init__(self, path: str, *, device: torch.device) -> None:
         self._path, self._device = path, device
         self._parts: dict[Part, Parked | Freed] = {}
-        self._dropped: set[Part] = set()
+        self._learns = True
         self.frees = device.type != "cpu"
         """Whether memory moves."""
 
@@ -55,22 +55,22 @@ class OffloadedParts:
             if part in self._parts:
                 self._parts.pop(part).restore()
 
-    def drop(self, part: Part, tensors_of: TensorsOf) -> None:
-        """Free for good a part that nothing needs, since the model does not learn."""
-        for storage in storages(self._here(tensors_of(part))):
+    def drop_gradients(self, tensors_of: TensorsOf) -> None:
+        """Free the gradients for good, since the model does not learn."""
+        for storage in storages(self._here(tensors_of("gradients"))):
             storage.resize_(0)
-        self._dropped.add(part)
+        self._learns = False
 
     def refuse(self, *parts: Part) -> None:
-        """Refuse to use offloaded parts, and those that were dropped.
+        """Refuse to use offloaded parts, and gradients that were dropped.
 
         Raises:
             RuntimeError: one of these parts is offloaded or dropped.
         """
-        if dropped := [part for part in parts if part in self._dropped]:
+        if "gradients" in parts and not self._learns:
             raise RuntimeError(
                 f"{self._path}: the class of its role says trains=False, so there is no memory for "
-                f"{', '.join(dropped)}. Write trains: ClassVar[bool] = True there."
+                "gradients. Write trains: ClassVar[bool] = True there."
             )
         away = [part for part in parts if part in self._parts]
         if away:

@@ -73,7 +73,7 @@ class ZeROEngine(TrainEngine):
         )
         self._offloaded = OffloadedParts(model.path, device=self._device)
         if not model.trains:
-            self._offloaded.drop("gradients", self._tensors)
+            self._offloaded.drop_gradients(self._tensors)
         self._counters = Counters(model.optimizer)
 
     def infer(

@@ -80,7 +80,7 @@ class MegatronEngine(TrainEngine):
             self._build()
         self._offloaded = OffloadedParts(model.path, device=self._device)
         if not model.trains:
-            self._offloaded.drop("gradients", self._tensors)
+            self._offloaded.drop_gradients(self._tensors)
         self._weights = Weights(self.conversion, self.stages, seat=seat, optimizer=self._optimizer)
         self._weights.load(model)
         self._hybrid: HybridEngine | None = None
