@@ -22,7 +22,7 @@ from jsonargparse._actions import _ActionConfigLoad
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint, RichProgressBar
+from lightning.pytorch.callbacks import LambdaCallback, RichProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.utilities import LightningEnum
@@ -40,7 +40,7 @@ from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.connection import TERMINATED
 from rlhf_lightning.names import FOLDERS, choices, class_path, imported
 from rlhf_lightning.options import option_names
-from rlhf_lightning.output import check_output, leaves_files, whole
+from rlhf_lightning.output import check_output, keepers, keeps_last, leaves_files, whole
 from rlhf_lightning.recipe import option_errors
 from rlhf_lightning.retold import retold
 from rlhf_lightning.spec import CHECKPOINT
@@ -324,12 +324,9 @@ class CommandLine(LightningCLI):
 
     def _missing_last(self) -> str:
         """The error for `--ckpt_path last` where there is no checkpoint; empty where there is one."""
-        if self._get(self.config_init, "ckpt_path") != "last":
+        if self._get(self.config_init, "ckpt_path") != "last" or keeps_last(self.trainer):
             return ""
-        callbacks = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint)]
-        if any(callback._find_last_checkpoints(self.trainer) for callback in callbacks):
-            return ""
-        found = [searched(Path(c.dirpath)) for c in callbacks if c.dirpath]
+        found = [searched(Path(keeper.dirpath)) for keeper in keepers(self.trainer) if keeper.dirpath]
         return f"--ckpt_path last: {'; '.join(found) or 'nothing is kept with enable_checkpointing false'}."
 
     def predict(self, model: RLHFAlgorithm, ckpt_path: str | None = None, **_: object) -> None:

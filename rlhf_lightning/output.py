@@ -122,8 +122,18 @@ def checkpoint_directories(trainer: Trainer | None) -> dict[Path, str]:
     """The directories into which a run will write checkpoints, and the name of a callback that does."""
     if trainer is None or trainer.state.fn != "fit" or not leaves_files(trainer):
         return {}
-    keepers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
-    return {Path(keeper.dirpath).absolute(): type(keeper).__name__ for keeper in keepers if keeper.dirpath}
+    found = keepers(trainer)
+    return {Path(keeper.dirpath).absolute(): type(keeper).__name__ for keeper in found if keeper.dirpath}
+
+
+def keepers(trainer: Trainer) -> list[ModelCheckpoint]:
+    """The trainer's callbacks that keep checkpoints."""
+    return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+
+
+def keeps_last(trainer: Trainer) -> bool:
+    """Whether there is a checkpoint that `ckpt_path="last"` would find."""
+    return any(keeper._find_last_checkpoints(trainer) for keeper in keepers(trainer))
 
 
 def output_path(trainer: Trainer, given: str | None, name: str) -> Path:

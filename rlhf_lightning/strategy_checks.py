@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerStatus
 
 from rlhf_lightning.controller import ResourcePool
 from rlhf_lightning.controller.cluster import num_devices, num_gpus
 from rlhf_lightning.field_types import check_names, check_types
+from rlhf_lightning.output import keepers, keeps_last
 from rlhf_lightning.workers import Actor
 from rlhf_lightning.workers.naming import naming_role
 
@@ -219,9 +219,8 @@ def _check_set_up(algorithm: RLHFAlgorithm) -> None:
 
 def _how_to_continue(trainer: Trainer, called: str) -> str:
     """What to type to continue from a checkpoint that the trainer's callbacks have kept."""
-    keepers = [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
-    if any(keeper._find_last_checkpoints(trainer) for keeper in keepers):
+    if keeps_last(trainer):
         return f'Go on from the last checkpoint: trainer.{called}(..., ckpt_path="last")'
-    if best := [keeper.best_model_path for keeper in keepers if keeper.best_model_path]:
+    if best := [keeper.best_model_path for keeper in keepers(trainer) if keeper.best_model_path]:
         return f'Go on from a checkpoint: trainer.{called}(..., ckpt_path="{best[-1]}")'
     return 'No checkpoint was kept: train with Trainer(callbacks=[LastCheckpoint("checkpoints")])'
