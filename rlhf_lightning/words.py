@@ -25,6 +25,8 @@ _NESTED = re.compile(r"--\w+(\.\w+)+")
 """An option with a group, of which each takes a value."""
 _NAMED = {f"--{option}{ending}": option for option in FOLDERS for ending in ("", ".help")}
 """Options that take the name of a class, and of which."""
+_CONFIG = ("-c", "--config")
+"""Options that take a configuration file."""
 _NEGATIVE = re.compile(r"-[\d.]+e[+-]?\d+", re.IGNORECASE)
 _QUOTED = re.compile(r"""".*"|'.*'""", re.DOTALL)
 """A text in the quotes of YAML."""
@@ -143,7 +145,7 @@ def _read_mapping(path: str) -> dict[object, object]:
 def config_files(arguments: Sequence[str]) -> list[str]:
     """The configuration files that a command line names."""
     words = [part for word in arguments for part in _split_at_equals(word)]
-    return [word for option, word in pairwise(words) if option in ("-c", "--config")]
+    return [word for option, word in pairwise(words) if option in _CONFIG]
 
 
 def resolved(arguments: Sequence[str]) -> list[str]:
@@ -158,10 +160,10 @@ def resolved(arguments: Sequence[str]) -> list[str]:
     words = [part for word in joined for part in _split_at_equals(word)]
     words = [_unquoted(word) for word in _classes_first(_help_on_parts(_with_values(words)))]
     command = bool(result) and not result[0].startswith("-")
-    if command and not {"-c", "--config", "--data", "-h", "--help"} & set(words):
+    if command and not {*_CONFIG, "--data", "-h", "--help"} & set(words):
         result += ["-c", read_config(str(EMBEDDED_CONFIG))]
     for previous, word in pairwise(["", *words]):
-        if previous in ("-c", "--config"):
+        if previous in _CONFIG:
             result.append(read_config(word))
         elif previous in _NAMED:
             result.append(class_path(_NAMED[previous], word))
@@ -176,7 +178,7 @@ def chosen(words: Sequence[str], option: str) -> str:
     for previous, word in pairwise(words):
         if previous == f"--{option}":
             found = word
-        elif previous in ("-c", "--config"):
+        elif previous in _CONFIG:
             given = json.loads(word).get(option)
             found = str(given.get("class_path", found)) if isinstance(given, dict) else found
     return found
@@ -274,7 +276,7 @@ def _classes_first(words: Sequence[str]) -> list[str]:
     others: list[str] = []
     rest = iter(words)
     for word in rest:
-        if word in ("-c", "--config"):
+        if word in _CONFIG:
             done += [*classes, *others, word, *islice(rest, 1)]
             classes, others = [], []
         elif word in {f"--{option}" for option in FOLDERS}:
