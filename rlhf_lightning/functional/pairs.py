@@ -60,8 +60,8 @@ def count_pairs(mask: Tensor) -> Counts:
     Args:
         mask: [B, R] bool.
     """
-    chosen = split_pairs(mask)[0] & whole_pairs(mask)[:, None]
-    return replace(Counts.of(in_whole_pairs(mask), together=2), tokens=int(chosen.sum()))
+    whole = in_whole_pairs(mask)
+    return replace(Counts.of(whole, together=2), tokens=int(split_pairs(whole)[0].sum()))
 
 
 def pair_mean(x: Tensor, mask: Tensor, counts: Counts) -> Tensor:
@@ -92,6 +92,6 @@ def sft_term(
     """
     if not coef:
         return log_probs.new_zeros(()), {}
-    chosen = split_pairs(mask)[0] & whole_pairs(mask)[:, None]
+    chosen = split_pairs(in_whole_pairs(mask))[0]
     nll = aggregate(-split_pairs(log_probs)[0], chosen, "token-mean", counts)
     return coef * nll, {f"{prefix}sft_loss": nll.detach()}
