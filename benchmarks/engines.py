@@ -28,6 +28,7 @@ from rlhf_lightning.engines import FSDP, FSDPEngine, Native, NativeGenerator
 from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.offload import PARTS
 from rlhf_lightning.functional import Counts, PolicyLoss
+from rlhf_lightning.mapping.probe import made_rows
 from rlhf_lightning.spec import ModelSpec, Sampling
 
 
@@ -133,25 +134,8 @@ class Bench:
         name = str(self.dtype).removeprefix("torch.")
         spec = ModelSpec(path=str(directory), dtype=name)  # type: ignore[arg-type]
         self.engine = FSDPEngine(spec, device=device, config=config)
-        self.rows = self._rows()
-
-    def _rows(self) -> TensorDict:
-        generator = torch.Generator().manual_seed(0)
-        prompts, responses = (
-            torch.randint(1, self.size.vocabulary, (self.size.rows, width), generator=generator)
-            for width in (self.size.prompt, self.size.response)
-        )
-        zeros = torch.zeros(responses.shape)
-        columns = {
-            "prompt_ids": prompts,
-            "prompt_mask": torch.ones_like(prompts, dtype=torch.bool),
-            "response_ids": responses,
-            "response_mask": torch.ones_like(responses, dtype=torch.bool),
-            "log_probs": zeros,
-            "advantages": zeros + 1,
-            "row_ids": torch.arange(self.size.rows),
-        }
-        return TensorDict(columns, batch_size=[self.size.rows]).to(self.device)
+        rows = made_rows(size.rows, prompt=size.prompt, response=size.response, vocabulary=size.vocabulary)
+        self.rows = rows.to(device)
 
     def seconds(self, run: Callable[[], object]) -> list[float]:
         """Of every round after the first."""

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from tensordict import TensorDict
 
 from benchmarks import environments
 from benchmarks.spread import machine
@@ -22,6 +21,7 @@ from rlhf_lightning.engines.ends import Ends
 from rlhf_lightning.engines.native.cache import Cache
 from rlhf_lightning.functional import Counts, PolicyLoss
 from rlhf_lightning.mapping import memory, shapes
+from rlhf_lightning.mapping.probe import made_rows
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel.layout import ParallelLayout
 from rlhf_lightning.spec import EMBEDDED, ModelSpec, Sampling
@@ -39,22 +39,6 @@ SMOLLM2 = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
 }
-
-
-def rows() -> TensorDict:
-    """A little to learn from and to answer."""
-    ids = torch.randint(1, 200, (ROWS, PROMPT + RESPONSE), generator=torch.Generator().manual_seed(0))
-    zeros = torch.zeros(ROWS, RESPONSE)
-    columns = {
-        "prompt_ids": ids[:, :PROMPT],
-        "prompt_mask": torch.ones(ROWS, PROMPT, dtype=torch.bool),
-        "response_ids": ids[:, PROMPT:],
-        "response_mask": torch.ones(ROWS, RESPONSE, dtype=torch.bool),
-        "log_probs": zeros,
-        "advantages": zeros + 1,
-        "row_ids": torch.arange(ROWS),
-    }
-    return TensorDict(columns, batch_size=[ROWS])
 
 
 @contextmanager
@@ -77,7 +61,7 @@ def watched() -> Iterator[list[Cache]]:
 def measured(path: str, dtype: str) -> dict[str, int]:
     """Bytes of one engine."""
     engine = FSDPEngine(ModelSpec(path=path, dtype=dtype))  # type: ignore[arg-type]
-    batch = rows()
+    batch = made_rows(ROWS, prompt=PROMPT, response=RESPONSE, vocabulary=200)
     engine.accumulate(batch, PolicyLoss(), Counts.of(batch["response_mask"]), temperature=1.0)
     gradients = engine.memory()["gradients"]
     engine.optimizer_step()

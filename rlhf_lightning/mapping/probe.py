@@ -118,7 +118,7 @@ def _calls(probe: _Probe, directory: Path, device: torch.device) -> list[Callabl
     from rlhf_lightning.engines import Ends, NativeGenerator  # noqa: PLC0415
 
     engine = _engine(probe, directory, device)
-    rows = _rows(probe, device)
+    rows = made_rows(probe.rows, prompt=_PROMPT, response=_RESPONSE, vocabulary=_VOCAB).to(device)
     loss, counts = PolicyLoss(), Counts.of(rows["response_mask"])
 
     def infer() -> object:
@@ -144,20 +144,32 @@ def _engine(probe: _Probe, directory: Path, device: torch.device) -> FSDPEngine:
     return FSDPEngine(model, device=device, config=FSDP(max_tokens_per_micro_batch=65536))
 
 
-def _rows(probe: _Probe, device: torch.device) -> TensorDict:
+def made_rows(count: int, *, prompt: int, response: int, vocabulary: int) -> TensorDict:
+    """Rows of full length to score, to answer and to learn from: the same ones every time.
+
+    Args:
+        count: B, number of rows.
+        prompt: P, tokens of each prompt.
+        response: R, tokens of each response.
+        vocabulary: number of words, of which all but word 0 are drawn.
+
+    Returns:
+        Prompts [B, P] and responses [B, R] with their masks, `row_ids` [B], and for a `PolicyLoss`
+        `log_probs` and `advantages` [B, R] float32.
+    """
     from tensordict import TensorDict  # noqa: PLC0415
 
     generator = torch.Generator().manual_seed(0)
     prompts, responses = (
-        torch.randint(1, _VOCAB, (probe.rows, width), generator=generator) for width in (_PROMPT, _RESPONSE)
+        torch.randint(1, vocabulary, (count, width), generator=generator) for width in (prompt, response)
     )
-    zeros = torch.zeros(probe.rows, _RESPONSE)
     columns = {
         "prompt_ids": prompts, "prompt_mask": torch.ones_like(prompts, dtype=torch.bool),
         "response_ids": responses, "response_mask": torch.ones_like(responses, dtype=torch.bool),
-        "log_probs": zeros, "advantages": zeros + 1, "row_ids": torch.arange(probe.rows),
+        "log_probs": torch.zeros(count, response), "advantages": torch.ones(count, response),
+        "row_ids": torch.arange(count),
     }  # fmt: skip
-    return TensorDict(columns, batch_size=[probe.rows]).to(device)
+    return TensorDict(columns, batch_size=[count])
 
 
 def _write_config(shape: ModelShape, directory: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Literal
 
 import pytest
 import torch
-from tensordict import TensorDict
 
 from rlhf_lightning.engines import FSDP, Megatron, NativeGenerator
 from rlhf_lightning.engines.ends import Ends
@@ -16,6 +15,7 @@ from rlhf_lightning.engines.native.cache import Cache
 from rlhf_lightning.functional import Counts, PolicyLoss
 from rlhf_lightning.mapping import memory, shapes
 from rlhf_lightning.mapping.observe import recipe
+from rlhf_lightning.mapping.probe import made_rows
 from rlhf_lightning.mapping.workload import Workload
 from rlhf_lightning.parallel.layout import Generation, ParallelLayout
 from rlhf_lightning.spec import EMBEDDED, ModelSpec, Sampling
@@ -26,13 +26,13 @@ pytestmark = pytest.mark.unit
 
 ONE = ParallelLayout()
 ROWS, PROMPT, RESPONSE = 6, 8, 16
+MADE = made_rows(ROWS, prompt=PROMPT, response=RESPONSE, vocabulary=200)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_update_of_the_embedded_model(dtype: str) -> None:
     engine = FSDPEngine(ModelSpec(path=EMBEDDED, dtype=dtype))  # type: ignore[arg-type]
-    rows = _rows()
-    engine.accumulate(rows, PolicyLoss(), Counts.of(rows["response_mask"]), temperature=1.0)
+    engine.accumulate(MADE, PolicyLoss(), Counts.of(MADE["response_mask"]), temperature=1.0)
     gradients = engine.memory()["gradients"]
     engine.optimizer_step()
     half = dtype == "bfloat16"
@@ -48,8 +48,8 @@ def test_an_update_of_the_embedded_model(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_the_embedded_model_holds_between_updates(dtype: Literal["float32", "bfloat16"]) -> None:
     """A step frees the gradients, and one device draws answers with the weights that it trains."""
-    engine, rows = FSDPEngine(ModelSpec(path=EMBEDDED, dtype=dtype)), _rows()
-    engine.accumulate(rows, PolicyLoss(), Counts.of(rows["response_mask"]), temperature=1.0)
+    engine = FSDPEngine(ModelSpec(path=EMBEDDED, dtype=dtype))
+    engine.accumulate(MADE, PolicyLoss(), Counts.of(MADE["response_mask"]), temperature=1.0)
     engine.optimizer_step()
     work, shape = recipe(Actor(dtype=dtype), Settings()), shapes.load(EMBEDDED)
     predicted = memory.footprint(shape, ONE, work, trained=True)
@@ -74,7 +74,7 @@ def test_keys_and_values_of_the_embedded_model(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Cache, "__init__", noted)
     with FSDPEngine(ModelSpec(path=EMBEDDED)).generating() as decoder:
         generator = NativeGenerator(decoder, device="cpu", ends=Ends(pad_token_id=0))
-        generator.generate(_rows(), sampling=Sampling(max_new_tokens=RESPONSE), seed=0)
+        generator.generate(MADE, sampling=Sampling(max_new_tokens=RESPONSE), seed=0)
     measured = sum(block.nbytes for cache in caches for pair in cache.layers.values() for block in pair)
     workload = Workload(
         prompt=PROMPT, real_prompt=PROMPT, response=RESPONSE, batch=ROWS, mini_batches=1, element=4
@@ -231,20 +231,6 @@ def test_rows_have_room_at_their_longest(room: float, limit: int, rows: int) -> 
     work = Workload(batch=64, mini_batches=1, max_resident=limit, lengths=(64, 128))
     free = room * 2048 * 2 * 2 * 32 * 4096
     assert memory.rows_at_once(shapes.load("llama-7b"), ONE, work, free=free) == rows
-
-
-def _rows() -> TensorDict:
-    generator = torch.Generator().manual_seed(0)
-    prompts, responses = (
-        torch.randint(1, 200, (ROWS, width), generator=generator) for width in (PROMPT, RESPONSE)
-    )
-    zeros = torch.zeros(ROWS, RESPONSE)
-    columns = {
-        "prompt_ids": prompts, "prompt_mask": torch.ones_like(prompts, dtype=torch.bool),
-        "response_ids": responses, "response_mask": torch.ones_like(responses, dtype=torch.bool),
-        "log_probs": zeros, "advantages": zeros + 1, "row_ids": torch.arange(ROWS),
-    }  # fmt: skip
-    return TensorDict(columns, batch_size=[ROWS])
 
 
 @pytest.mark.parametrize("sharers", [2, 4])
