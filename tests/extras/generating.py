@@ -21,6 +21,7 @@ from rlhf_lightning.functional.aggregate import Counts
 from rlhf_lightning.parallel import Seat
 from rlhf_lightning.spec import ModelSpec, OptimizerSpec, Sampling
 from tests.unit.engines import tiny
+from tests.unit.engines.decoders import table
 from tests.unit.engines.tiny import Fit
 
 if TYPE_CHECKING:
@@ -89,18 +90,6 @@ def prompts(lengths: Sequence[int], *, seed: int = 1) -> list[Tensor]:
     return [torch.randint(9, VOCABULARY, (length,), generator=generator) for length in lengths]
 
 
-def table(sequences: Sequence[Tensor], *, first_id: int = 100) -> TensorDict:
-    """Rows of prompts, padded on the left."""
-    width = max(map(len, sequences), default=0) + 1
-    ids = torch.zeros(len(sequences), width, dtype=torch.int64)
-    mask = torch.zeros(len(sequences), width, dtype=torch.bool)
-    for row, sequence in enumerate(sequences):
-        ids[row, width - len(sequence) :] = sequence
-        mask[row, width - len(sequence) :] = True
-    columns = {"prompt_ids": ids, "prompt_mask": mask, "row_ids": torch.arange(len(sequences)) + first_id}
-    return TensorDict(columns, batch_size=[len(sequences)])
-
-
 def learn(engine: TrainEngine, sequences: Sequence[Tensor]) -> None:
     """One optimizer step that moves every log-probability; ranks of a replica are given the same."""
     rows = table(sequences)
@@ -134,10 +123,3 @@ def judged(
         log_p = (logits / (sampling.temperature or 1.0)).log_softmax(-1)
         expected[row, :length] = log_p.gather(-1, response[:, None])[:, 0]
     return expected
-
-
-def agree(left: TensorDict, right: TensorDict, *, within: float = 1e-5) -> None:
-    """The same answers, with the same log-probabilities."""
-    assert torch.equal(left["response_ids"], right["response_ids"])
-    assert torch.equal(left["response_mask"], right["response_mask"])
-    torch.testing.assert_close(left["log_probs"], right["log_probs"], atol=within, rtol=0)

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from rlhf_lightning.spec import Sampling
 from tests.extras import generating
-from tests.extras.generating import EXACT, PAD, SMALL, STOPS, TOKENIZER, agree, prompts, table
+from tests.extras.generating import EXACT, PAD, SMALL, STOPS, TOKENIZER, prompts
 from tests.extras.test_vllm import BLOCK, LENGTHS, Pair
+from tests.unit.engines.decoders import agree, table
 
 DRAWN = Sampling(max_new_tokens=13, temperature=0.8, top_p=0.95, stop_token_ids=STOPS)
 GREEDY = Sampling(max_new_tokens=13, temperature=0, stop_token_ids=STOPS)

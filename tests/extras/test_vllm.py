@@ -17,18 +17,8 @@ from rlhf_lightning.engines import VLLM, FSDPEngine, GenerationEngine, Native, g
 from rlhf_lightning.engines.vllm.engine import VLLMEngine
 from rlhf_lightning.spec import ModelSpec, Sampling
 from tests.extras import generating
-from tests.extras.generating import (
-    EXACT,
-    PAD,
-    POSITIONS,
-    SMALL,
-    STOPS,
-    TOKENIZER,
-    VOCABULARY,
-    agree,
-    prompts,
-    table,
-)
+from tests.extras.generating import EXACT, PAD, POSITIONS, SMALL, STOPS, TOKENIZER, VOCABULARY, prompts
+from tests.unit.engines.decoders import agree, table
 from tests.unit.engines.tiny import SEAT
 
 LENGTHS = [3, 9, 1, 12, 9, 5, 2]

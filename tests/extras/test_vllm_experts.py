@@ -17,9 +17,10 @@ from rlhf_lightning.engines.vllm.config import check_vllm
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec, Sampling
 from tests.extras import generating
-from tests.extras.generating import EXACT, agree, prompts, table, vllm_of
+from tests.extras.generating import EXACT, prompts, vllm_of
 from tests.unit import spmd
 from tests.unit.engines import three_d
+from tests.unit.engines.decoders import agree, table
 
 SEQUENCES = prompts([3, 9, 1, 12, 140])
 DRAWN = Sampling(max_new_tokens=7, temperature=0.8)

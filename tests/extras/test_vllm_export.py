@@ -17,8 +17,9 @@ from transformers import Qwen2Config
 from rlhf_lightning.engines import FSDPEngine, Native, generation_engine
 from rlhf_lightning.spec import EMBEDDED_DIRECTORY, LoRA, ModelSpec, OptimizerSpec, Sampling
 from tests.extras import generating
-from tests.extras.generating import TOKENIZER, prompts, table
+from tests.extras.generating import TOKENIZER, prompts
 from tests.unit.engines import tiny
+from tests.unit.engines.decoders import table
 
 CODE = """
 import json, sys

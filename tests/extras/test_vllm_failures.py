@@ -23,7 +23,8 @@ from rlhf_lightning.engines.vllm.failure import VLLMError
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec, Sampling
 from tests.extras import generating
-from tests.extras.generating import POSITIONS, SMALL, agree, prompts, table, vllm_of
+from tests.extras.generating import POSITIONS, SMALL, prompts, vllm_of
+from tests.unit.engines.decoders import agree, table
 
 BLOCK = 128
 """Tokens in a block of vLLM's prefix cache on a CPU: only whole ones are found in it."""

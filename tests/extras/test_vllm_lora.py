@@ -10,7 +10,8 @@ import torch
 from rlhf_lightning.engines import FSDPEngine
 from rlhf_lightning.spec import LoRA, Sampling
 from tests.extras import generating
-from tests.extras.generating import EXACT, prompts, table, vllm_of
+from tests.extras.generating import EXACT, prompts, vllm_of
+from tests.unit.engines.decoders import table
 
 
 def test_answers_follow_the_adapters(tmp_path: Path) -> None:

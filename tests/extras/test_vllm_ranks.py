@@ -24,9 +24,10 @@ from rlhf_lightning.engines.vllm.groups import Groups
 from rlhf_lightning.parallel import Generation, ParallelLayout, Seat
 from rlhf_lightning.spec import ModelSpec, Sampling
 from tests.extras import generating
-from tests.extras.generating import EXACT, SMALL, agree, prompts, table, vllm_of
+from tests.extras.generating import EXACT, SMALL, prompts, vllm_of
 from tests.unit import spmd
 from tests.unit.engines import three_d
+from tests.unit.engines.decoders import agree, table
 
 LENGTHS = [3, 9, 1, 12, 140]
 DRAWN = Sampling(max_new_tokens=7, temperature=0.8, top_p=0.95)

@@ -20,9 +20,10 @@ from rlhf_lightning.parallel.reshard import reshard
 from rlhf_lightning.parallel.weights import Weights
 from rlhf_lightning.spec import ModelSpec, Sampling
 from tests.extras import generating
-from tests.extras.generating import SMALL, prompts, table, vllm_of
+from tests.extras.generating import SMALL, prompts, vllm_of
 from tests.unit import spmd
 from tests.unit.engines import three_d
+from tests.unit.engines.decoders import table
 
 STEPS, TIMEOUT_S = 20, 200.0
 GENERATIONS = (0, 1, STEPS)

@@ -26,7 +26,8 @@ from rlhf_lightning.engines.vllm.requests import RunningRequests, _row
 from rlhf_lightning.spec import ModelSpec, Sampling
 from rlhf_lightning.workers import Actor, Generator
 from tests.extras import generating
-from tests.extras.generating import EXACT, SMALL, TOKENIZER, agree, prompts, table, vllm_of
+from tests.extras.generating import EXACT, SMALL, TOKENIZER, prompts, vllm_of
+from tests.unit.engines.decoders import agree, table
 from tests.unit.parallel.memory import resident_bytes
 
 BLOCK = 128

@@ -25,7 +25,7 @@ from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.engines.packed.layer import Layer
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines import tiny
-from tests.unit.engines.decoders import KINDS, VOCAB
+from tests.unit.engines.decoders import KINDS, VOCAB, agree
 from tests.unit.engines.decoders import decoder as decoder_of_kind
 
 SAME = 1e-4
@@ -114,12 +114,6 @@ def said(
     return answers
 
 
-def same(found: TensorDict, expected: TensorDict) -> None:
-    assert torch.equal(found["response_mask"], expected["response_mask"])
-    assert torch.equal(found["response_ids"], expected["response_ids"])
-    torch.testing.assert_close(found["log_probs"], expected["log_probs"], atol=SAME, rtol=0)
-
-
 @pytest.mark.parametrize("stops", [ENDS, ()], ids=["texts", "draws in graphs"])
 @pytest.mark.parametrize("slots", [0, 5])
 def test_generation_says_the_same(model: Path, gpu: torch.device, slots: int, stops: tuple[str, ...]) -> None:
@@ -127,7 +121,7 @@ def test_generation_says_the_same(model: Path, gpu: torch.device, slots: int, st
     for device in (torch.device("cpu"), gpu):
         with FSDPEngine(tiny.spec(model), device=device).generating() as decoder:
             answers.append(said(decoder, device, slots=slots, stops=stops))
-    same(answers[1], answers[0])
+    agree(answers[1], answers[0], within=SAME)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "minicpm3"])
@@ -136,7 +130,7 @@ def test_models_through_their_own_layers_say_the_same(kind: str, gpu: torch.devi
     use_interface(module)
     expected = said(WholeDecoder(module), torch.device("cpu"))
     torch.nn.Module.to(module, gpu)
-    same(said(WholeDecoder(module), gpu), expected)
+    agree(said(WholeDecoder(module), gpu), expected, within=SAME)
 
 
 class Asking(WholeDecoder):
@@ -164,7 +158,7 @@ def test_what_asks_the_gpu_goes_on_without_being_replayed(gpu: torch.device) -> 
             answers.append(native.generate(rows, sampling=sampling, seed=5))
         assert any("cannot be captured" in str(each.message) for each in told) == (device == gpu)
     assert torch.cuda.current_stream(gpu) == before
-    same(answers[1], answers[0])
+    agree(answers[1], answers[0], within=SAME)
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral"])

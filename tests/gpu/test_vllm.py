@@ -20,6 +20,7 @@ from rlhf_lightning.parallel import Generation, ModelGroups, ParallelLayout, Sea
 from rlhf_lightning.spec import ModelSpec, Sampling
 from tests.extras import generating
 from tests.gpu import ranks
+from tests.unit.engines.decoders import table
 
 WITHIN = 1e-3
 """Of log-probabilities: attention of other kernels."""
@@ -32,7 +33,7 @@ def said(engine: GenerationEngine, source: FSDPEngine) -> dict[str, Tensor]:
     """Answers before and after an update, between which the engine has slept."""
     found: dict[str, Tensor] = {}
     for step in range(2):
-        rows = generating.table(generating.prompts(LENGTHS))
+        rows = table(generating.prompts(LENGTHS))
         answers = engine.generate(rows, sampling=GREEDY, seed=3)
         found |= {f"{step}.{name}": answers[name] for name in ("response_ids", "log_probs")}
         engine.offload()

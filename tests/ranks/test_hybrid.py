@@ -31,6 +31,7 @@ from rlhf_lightning.parallel.weights import Weights
 from rlhf_lightning.spec import ModelSpec, Sampling
 from tests.unit import spmd
 from tests.unit.engines import three_d, tiny
+from tests.unit.engines.decoders import agree
 
 PROMPTS, PROMPT, NEW, SEED = 9, 5, 6, 7
 GREEDY, DRAWN = Sampling(max_new_tokens=NEW, temperature=0.0), Sampling(max_new_tokens=NEW)
@@ -235,9 +236,7 @@ def check(ranks: list[Said], layout: ParallelLayout, spec: ModelSpec) -> None:
         found = cast(
             TensorDict, torch.cat(cast(list[Tensor], [ranks[rank].answers[number] for rank in copies]))
         )
-        assert torch.equal(found["response_ids"], right["response_ids"])
-        assert torch.equal(found["response_mask"], right["response_mask"])
-        torch.testing.assert_close(found["log_probs"], right["log_probs"], atol=1e-4, rtol=0)
+        agree(found, right, within=1e-4)
     for rank, one in enumerate(ranks):
         copy = layout.generating.replica(rank)
         assert torch.equal(one.answers[1]["response_ids"], ranks[copies[copy]].answers[1]["response_ids"])

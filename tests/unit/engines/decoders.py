@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PreTrainedModel
 
@@ -114,3 +115,31 @@ def reference(module: PreTrainedModel, sequence: Tensor) -> Tensor:
     """Logits [T, V] of one sequence through transformers' own attention."""
     logits: Tensor = module(input_ids=sequence[None], use_cache=False).logits[0]
     return logits
+
+
+def table(prompts: Sequence[Tensor], *, first_id: int = 100) -> TensorDict:
+    """Rows of prompts, padded on the left."""
+    width = max(map(len, prompts), default=0) + 1
+    ids = torch.zeros(len(prompts), width, dtype=torch.int64)
+    mask = torch.zeros(len(prompts), width, dtype=torch.bool)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = prompt
+        mask[row, width - len(prompt) :] = True
+    columns = {"prompt_ids": ids, "prompt_mask": mask, "row_ids": torch.arange(len(prompts)) + first_id}
+    return TensorDict(columns, batch_size=[len(prompts)])
+
+
+def asked(*lengths: int, samples: int = 1) -> TensorDict:
+    """Prompts of these lengths, each `samples` times."""
+    width, generator = max(lengths), torch.Generator().manual_seed(1)
+    ids = torch.randint(1, 61, (len(lengths), width), generator=generator).repeat_interleave(samples, 0)
+    mask = torch.arange(width) >= width - torch.tensor(lengths).repeat_interleave(samples)[:, None]
+    columns = {"prompt_ids": ids, "prompt_mask": mask, "row_ids": torch.arange(len(ids))}
+    return TensorDict(columns, batch_size=len(ids))
+
+
+def agree(left: Mapping[str, Tensor] | TensorDict, right: TensorDict, *, within: float = 1e-5) -> None:
+    """The same answers; matrix products over other numbers of rows add in another order."""
+    assert torch.equal(left["response_ids"], right["response_ids"])
+    assert torch.equal(left["response_mask"], right["response_mask"])
+    torch.testing.assert_close(left["log_probs"], right["log_probs"], atol=within, rtol=0)

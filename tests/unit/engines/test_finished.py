@@ -24,8 +24,8 @@ from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.parallel.shares import shares
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines import tiny
-from tests.unit.engines.decoders import decoder, token_lists
-from tests.unit.engines.test_native import LENGTHS, PAD, STOPS, same, table
+from tests.unit.engines.decoders import agree, decoder, table, token_lists
+from tests.unit.engines.test_native import LENGTHS, PAD, STOPS
 
 SAMPLING = Sampling(max_new_tokens=13)
 
@@ -56,7 +56,7 @@ def test_each_row_is_in_one_part_and_answers_as_ever(config: Native, parts: int)
     order = [row for part in which for row in part]
     assert sorted(order) == list(range(len(rows)))
     assert all(part == sorted(part) for part in which)
-    same(torch.cat(answers), whole[torch.tensor(order)])  # type: ignore[arg-type]
+    agree(torch.cat(answers), whole[torch.tensor(order)])  # type: ignore[arg-type]
 
 
 def test_parts_come_in_the_order_of_their_lengths() -> None:

@@ -19,7 +19,7 @@ from rlhf_lightning.engines.native.fused import FusedDecoder, can_fuse, decoder_
 from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.engines.packed.forward import forward
 from rlhf_lightning.spec import Sampling
-from tests.unit.engines.decoders import decoder
+from tests.unit.engines.decoders import asked, decoder
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without it")
 
@@ -54,14 +54,6 @@ def made(kind: str, options: dict[str, object]) -> PreTrainedModel:
     return cast(PreTrainedModel, module.eval())
 
 
-def prompts(*lengths: int) -> TensorDict:
-    width = max(lengths)
-    ids = torch.randint(1, 61, (len(lengths), width), generator=torch.Generator().manual_seed(1))
-    mask = torch.arange(width) >= width - torch.tensor(lengths)[:, None]
-    columns = {"prompt_ids": ids, "prompt_mask": mask, "row_ids": torch.arange(len(lengths))}
-    return TensorDict(columns, batch_size=len(lengths))
-
-
 def answers(decoding: WholeDecoder, rows: TensorDict) -> TensorDict:
     generator = NativeGenerator(
         decoding, device="cpu", ends=Ends(pad_token_id=0, eos_token_ids=(1, 2, 3, 4, 5, 6))
@@ -85,7 +77,7 @@ def same(found: TensorDict, expected: TensorDict) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_fused_weights_draw_the_same(name: str) -> None:
-    module, rows = made(*MODELS[name]), prompts(9, 3, 17, 9, 1)
+    module, rows = made(*MODELS[name]), asked(9, 3, 17, 9, 1)
     assert isinstance(decoder_of(module), FusedDecoder)
     expected = answers(WholeDecoder(module), rows)
     assert len(set(expected["response_mask"].sum(1).tolist())) > 1
@@ -95,7 +87,7 @@ def test_fused_weights_draw_the_same(name: str) -> None:
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="these cores lack AVX-512")
 @pytest.mark.parametrize("name", MODELS)
 def test_bfloat16_is_as_near_the_truth_as_the_model_itself(name: str) -> None:
-    module, rows = made(*MODELS[name]).bfloat16(), prompts(9, 3, 17, 9, 1)
+    module, rows = made(*MODELS[name]).bfloat16(), asked(9, 3, 17, 9, 1)
     assert isinstance(decoder_of(module), FusedDecoder)
     far = {}
     for kind in (FusedDecoder, WholeDecoder):
@@ -109,7 +101,7 @@ def test_many_tokens_go_through_the_model_and_few_do_not(monkeypatch: pytest.Mon
     module = made("llama", {})
     passes: list[int] = []
     module.get_input_embeddings().register_forward_pre_hook(lambda _, ids: passes.append(ids[0].shape[1]))
-    short, long = prompts(200, 55), prompts(200, 56)
+    short, long = asked(200, 55), asked(200, 56)
     found = [answers(FusedDecoder(module), rows) for rows in (short, long)]
     assert passes == [256]
     for rows, each in zip((short, long), found, strict=True):
@@ -117,7 +109,7 @@ def test_many_tokens_go_through_the_model_and_few_do_not(monkeypatch: pytest.Mon
 
 
 def test_the_weights_are_those_of_the_moment_and_are_let_go() -> None:
-    module, rows = made("llama", {}), prompts(5, 5)
+    module, rows = made("llama", {}), asked(5, 5)
     fused = FusedDecoder(module)
     before = answers(fused, rows)
     assert fused._steps is None

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, cast
 
 import pytest
@@ -18,22 +18,23 @@ from rlhf_lightning.engines.native.generator import NativeGenerator
 from rlhf_lightning.engines.native.kv import Decode, Prefill
 from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.spec import Sampling
-from tests.unit.engines.decoders import KINDS, NARROW, ORIGINAL, VOCAB, WIDE, decoder, reference, token_lists
+from tests.unit.engines.decoders import (
+    KINDS,
+    NARROW,
+    ORIGINAL,
+    VOCAB,
+    WIDE,
+    agree,
+    decoder,
+    reference,
+    table,
+    token_lists,
+)
 
 PAD = 0
 LENGTHS = [3, 9, 1, 12, 9, 5, 2]
 STOPS = tuple(range(1, 9))
 """So many that some rows end early and some do not."""
-
-
-def table(prompts: Sequence[Tensor], *, first_id: int = 100) -> TensorDict:
-    width = max(map(len, prompts), default=0) + 1
-    ids, mask = torch.zeros(len(prompts), width, dtype=torch.int64), torch.zeros(len(prompts), width).bool()
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = prompt
-        mask[row, width - len(prompt) :] = True
-    columns = {"prompt_ids": ids, "prompt_mask": mask, "row_ids": torch.arange(len(prompts)) + first_id}
-    return TensorDict(columns, batch_size=[len(prompts)])
 
 
 def generate(
@@ -49,13 +50,6 @@ def generate(
     ends = Ends(pad_token_id=PAD, eos_token_ids=eos_token_ids)
     generator = NativeGenerator(decoder_of(module), device="cpu", ends=ends, config=config)
     return generator.generate(rows, sampling=sampling, seed=seed)
-
-
-def same(left: TensorDict, right: TensorDict) -> None:
-    assert torch.equal(left["response_ids"], right["response_ids"])
-    assert torch.equal(left["response_mask"], right["response_mask"])
-    # Matrix products over other numbers of rows add in another order.
-    torch.testing.assert_close(left["log_probs"], right["log_probs"], atol=1e-5, rtol=0)
 
 
 def greedy(module: PreTrainedModel, prompt: Tensor, count: int) -> Tensor:
@@ -110,7 +104,7 @@ def test_slots_change_nothing(kind: str, config: Native) -> None:
     sampling = Sampling(max_new_tokens=13)
     together = generate(module, rows, sampling, eos_token_ids=STOPS)
     assert len(set(together["response_mask"].sum(1).tolist())) > 3
-    same(generate(module, rows, sampling, eos_token_ids=STOPS, config=config), together)
+    agree(generate(module, rows, sampling, eos_token_ids=STOPS, config=config), together)
 
 
 def test_order_and_company_change_nothing() -> None:
@@ -118,9 +112,9 @@ def test_order_and_company_change_nothing() -> None:
     sampling = Sampling(max_new_tokens=9, top_p=0.9)
     out = generate(module, rows, sampling)
     order = torch.tensor([4, 2, 6, 0, 5, 1, 3])
-    same(generate(module, rows[order], sampling), out[order])
+    agree(generate(module, rows[order], sampling), out[order])
     for row in range(len(rows)):
-        same(generate(module, rows[row : row + 1], sampling), out[row : row + 1])
+        agree(generate(module, rows[row : row + 1], sampling), out[row : row + 1])
 
 
 def test_seed_and_row_id_decide() -> None:
@@ -240,7 +234,7 @@ def test_a_cache_rounds_in_bfloat16_only(cache_dtype: str) -> None:
     config = Native(cache_dtype="float32" if cache_dtype == "float32" else "bfloat16")
     out = generate(module, rows, sampling, config=config)
     if cache_dtype == "float32":
-        same(out, exact)
+        agree(out, exact)
     else:
         # The first token never reads the cache; later ones see keys rounded to 8 bits.
         assert torch.equal(out["response_ids"][:, 0], exact["response_ids"][:, 0])
@@ -279,7 +273,7 @@ def test_long_and_empty_prompts_are_refused() -> None:
 def test_rows_of_a_model_with_two_sets_of_factors_stay_where_one_holds() -> None:
     module, rows = decoder("phi3"), table(token_lists([4, 9]))
     sampling = Sampling(max_new_tokens=ORIGINAL - 9)
-    same(generate(module, rows[:1], sampling), generate(module, rows, sampling)[:1])
+    agree(generate(module, rows[:1], sampling), generate(module, rows, sampling)[:1])
     with pytest.raises(ValueError, match=r"row 101: .* exceed the 16 positions .* LongRoPE, of which orig"):
         generate(module, rows, Sampling(max_new_tokens=ORIGINAL - 8))
 

@@ -22,6 +22,7 @@ from rlhf_lightning.engines.native.config import Native
 from rlhf_lightning.functional.aggregate import Counts, Loss
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines import tiny
+from tests.unit.engines.decoders import asked
 from tests.unit.engines.tiny import Dtype, Fit
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without it")
@@ -60,15 +61,6 @@ def made(
 ) -> FSDPEngine:
     model = tiny.spec(path, dtype=dtype, gradient_checkpointing=gradient_checkpointing)
     return FSDPEngine(model, config=FSDP(max_tokens_per_micro_batch=60, kept_tokens=kept))
-
-
-def asked(*lengths: int, samples: int = 1) -> TensorDict:
-    """Prompts of these lengths, each `samples` times."""
-    width, generator = max(lengths), torch.Generator().manual_seed(1)
-    ids = torch.randint(1, 61, (len(lengths), width), generator=generator).repeat_interleave(samples, 0)
-    mask = torch.arange(width) >= width - torch.tensor(lengths).repeat_interleave(samples)[:, None]
-    columns = {"prompt_ids": ids, "prompt_mask": mask, "row_ids": torch.arange(len(ids))}
-    return TensorDict(columns, batch_size=len(ids))
 
 
 def generator(engine: FSDPEngine, config: Native | None = None) -> Callable[..., TensorDict]:

@@ -9,7 +9,8 @@ import torch
 from tensordict import TensorDict
 
 from rlhf_lightning.spec import Sampling
-from tests.unit.engines.test_record import asked, generator, made, recomputes, written
+from tests.unit.engines.decoders import asked
+from tests.unit.engines.test_record import generator, made, recomputes, written
 
 SURE = Sampling(max_new_tokens=9, top_k=1)
 BEGUN = 2

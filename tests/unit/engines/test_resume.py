@@ -19,9 +19,9 @@ from rlhf_lightning.engines.native.engine import NativeEngine
 from rlhf_lightning.engines.native.generator import NativeGenerator
 from rlhf_lightning.engines.training import TrainEngine
 from rlhf_lightning.spec import Sampling
-from tests.unit.engines.decoders import token_lists
+from tests.unit.engines.decoders import agree, table, token_lists
 from tests.unit.engines.test_finished import generator
-from tests.unit.engines.test_native import LENGTHS, PAD, STOPS, same, table
+from tests.unit.engines.test_native import LENGTHS, PAD, STOPS
 from tests.unit.engines.tiny import SEAT
 
 SAMPLING = Sampling(max_new_tokens=13)
@@ -75,7 +75,7 @@ def test_pauses_change_nothing(config: Native, sampling: Sampling) -> None:
         lengths.append(length)
         pauses += 1
     assert pauses > 3
-    same(rows, whole)
+    agree(rows, whole)
 
 
 def test_a_pause_after_each_number_of_steps_counts_tokens() -> None:
@@ -94,7 +94,7 @@ def test_a_pause_may_wait_for_a_number_of_finished_rows() -> None:
     ended, lengths = said["ended"], whole["response_mask"].sum(1)
     assert 5 <= int(ended.sum()) < 12
     assert lengths[ended].max() <= lengths[~ended].min()
-    same(said[ended], whole[ended])
+    agree(said[ended], whole[ended])
 
 
 def test_so_many_at_once_the_first_ones_first() -> None:
@@ -103,7 +103,7 @@ def test_so_many_at_once_the_first_ones_first() -> None:
     assert said["response_mask"].sum(1).tolist() == [1, 1, 1, 0, 0, 0, 0]
     whole = native.resume(said, sampling=SAMPLING, seed=5, pause=never, at_once=3)
     assert whole["ended"].all()
-    same(whole, native.generate(rows, sampling=SAMPLING, seed=5))
+    agree(whole, native.generate(rows, sampling=SAMPLING, seed=5))
 
 
 def test_rows_that_have_ended_cost_nothing() -> None:
@@ -114,7 +114,7 @@ def test_rows_that_have_ended_cost_nothing() -> None:
     hook = module.get_input_embeddings().register_forward_pre_hook(
         lambda _, ids: forwards.append(ids[0].shape[1])
     )
-    same(paused(native, done, 99), done)
+    agree(paused(native, done, 99), done)
     assert not forwards
     hook.remove()
 

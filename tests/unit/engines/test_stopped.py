@@ -15,8 +15,8 @@ from rlhf_lightning.engines.native.fused import decoder_of
 from rlhf_lightning.engines.native.generator import NativeGenerator
 from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.spec import Sampling
-from tests.unit.engines.decoders import decoder, token_lists
-from tests.unit.engines.test_native import CONFIGS, LENGTHS, PAD, table
+from tests.unit.engines.decoders import decoder, table, token_lists
+from tests.unit.engines.test_native import CONFIGS, LENGTHS, PAD
 
 WIDTH = 24
 TOKENIZER = load_tokenizer("embedded")
