@@ -33,7 +33,7 @@ def draw(plan: ReshardPlan, path: Path, *, title: str) -> None:
     cells = layout.p * layout.t
     for cell in range(1, cells):
         axes.axvline(cell / cells, color="white", linewidth=0.6)
-    for group in range(layout.t * layout.p, layout.num_ranks, layout.t * layout.p):
+    for group in range(cells, layout.num_ranks, cells):
         axes.axhline(group - 0.5, color="0.4", linewidth=0.8)
     handles = [Patch(color=COLORS[kind]) for kind in MEANING]
     figure.legend(handles, list(MEANING.values()), loc="outside lower center", ncol=4, frameon=False)
