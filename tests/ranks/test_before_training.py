@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from rlhf_lightning.algos import GRPO
-from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
-from rlhf_lightning.strategies import Local
-from tests.unit.algos.short import grpo, trainer
+from tests.unit.algos.short import go_on, grpo
 
 
 class Told(GRPO):
@@ -41,11 +39,7 @@ class Prepared(Told):
 def fit(kind: type[Told], root: Path, *, steps: int) -> Told:
     algorithm = grpo(kind)
     assert isinstance(algorithm, Told)
-    own = {"enable_checkpointing": True, "callbacks": [LastCheckpoint(root, every_n_steps=1)]}
-    path = root / "last.ckpt"
-    data = TaskData(batch_size=2, num_rows=10, num_val_rows=0)
-    found = path if path.exists() else None
-    trainer(Local(), root, steps=steps, **own).fit(algorithm, datamodule=data, ckpt_path=found)
+    go_on(algorithm, TaskData(batch_size=2, num_rows=10, num_val_rows=0), root, steps=steps)
     return algorithm
 
 

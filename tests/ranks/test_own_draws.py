@@ -11,13 +11,11 @@ import torch
 from torch import Generator, Tensor
 
 from rlhf_lightning.algos import GRPO
-from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import MixedData, TaskData
 from rlhf_lightning.reporting import row_numbers
-from rlhf_lightning.strategies import Local
 from tests.ranks.test_own_methods import run_documented
-from tests.unit.algos.short import grpo, trainer
+from tests.unit.algos.short import go_on, grpo
 
 ROWS = 10
 """Five batches an epoch."""
@@ -63,10 +61,7 @@ def rows() -> ByRate:
 def fit(root: Path, data: ByRate | MixedData, *, steps: int, **options: object) -> Rated:
     algorithm = grpo(Rated)
     assert isinstance(algorithm, Rated)
-    own = {"enable_checkpointing": True, "callbacks": [LastCheckpoint(root, every_n_steps=1)]}
-    path = root / "last.ckpt"
-    found = path if path.exists() else None
-    trainer(Local(), root, steps=steps, **own, **options).fit(algorithm, datamodule=data, ckpt_path=found)
+    go_on(algorithm, data, root, steps=steps, **options)
     return algorithm
 
 
@@ -122,10 +117,7 @@ def rates(root: Path, *, steps: int) -> list[float]:
     prompts = [{"prompt": f"Sort {number}: ", "answer": str(number)} for number in (21, 43, 65, 87)]
     data = names["ByRate"].from_rows(prompts, batch_size=2)
     algorithm = grpo(names["Rated"])
-    own = {"enable_checkpointing": True, "callbacks": [LastCheckpoint(root, every_n_steps=1)]}
-    path = root / "last.ckpt"
-    found = path if path.exists() else None
-    trainer(Local(), root, steps=steps, **own).fit(algorithm, datamodule=data, ckpt_path=found)
+    go_on(algorithm, data, root, steps=steps)
     return cast("list[float]", algorithm.rates.tolist())  # type: ignore[operator]
 
 

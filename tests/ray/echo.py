@@ -44,6 +44,11 @@ class LastRank(RowTransfer):
         return outputs[layout.num_ranks - 1].batch
 
 
+def numbers(rows: int) -> Batch:
+    """Rows of two numbers, all different."""
+    return Batch.of({"x": torch.arange(2 * rows).view(rows, 2)})
+
+
 class Echo(Remote):
     """Answers at once."""
 
@@ -62,11 +67,15 @@ class Echo(Remote):
         assert self.worker is not None
         return self.worker.rank
 
+    def seen(self, rows: TensorDict, *, by: int = 1) -> TensorDict:
+        """`x` times a number, and the rank of this worker beside it."""
+        found = {"x": rows["x"] * by, "rank": torch.full((len(rows),), self.rank)}
+        return TensorDict(found, batch_size=rows.batch_size)
+
     @register(transfer=DP, reads=("x",), returns=("x", "rank"))
     def double(self, rows: TensorDict, *, by: int = 2) -> TensorDict:
         """`x` times a number, and who multiplied it."""
-        found = {"x": rows["x"] * by, "rank": torch.full((len(rows),), self.rank)}
-        return TensorDict(found, batch_size=rows.batch_size)
+        return self.seen(rows, by=by)
 
     @register(transfer=DP, reads=("texts",), returns=("texts",))
     def same(self, rows: TensorDict) -> TensorDict:

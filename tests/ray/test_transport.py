@@ -12,17 +12,13 @@ import torch
 
 from rlhf_lightning.controller import Batch, WorkerError
 from rlhf_lightning.controller.ray_transport import RayFuture
-from tests.ray.echo import Echo, started, transport_of
+from tests.ray.echo import Echo, numbers, started, transport_of
 
 
 @pytest.fixture(scope="module")
 def echo(cluster: None, module_leaves_nothing: None) -> Iterator[Echo]:
     with started(4) as role:
         yield role
-
-
-def numbers(rows: int) -> Batch:
-    return Batch.of({"x": torch.arange(2 * rows).view(rows, 2)})
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [(10, [0, 0, 1, 1, 1, 2, 2, 3, 3, 3]), (2, [1, 3]), (0, [])])

@@ -11,6 +11,7 @@ import pytest
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import GRPO
+from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.data import MixedData, RowData, TaskData
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
@@ -54,6 +55,16 @@ def trainer(strategy: Strategy, root: Path, *, steps: int = 1, **options: object
         default_root_dir=root,
         **{**usual, **options},  # type: ignore[arg-type]
     )
+
+
+def go_on(
+    algorithm: RLHFAlgorithm, data: RowData | MixedData, root: Path, *, steps: int, **options: object
+) -> None:
+    """Fit in this process from the last checkpoint, where there is one, with one after every iteration."""
+    own = {"enable_checkpointing": True, "callbacks": [LastCheckpoint(root, every_n_steps=1)]}
+    path = root / "last.ckpt"
+    found = path if path.exists() else None
+    trainer(Local(), root, steps=steps, **own, **options).fit(algorithm, datamodule=data, ckpt_path=found)
 
 
 def refusal(

@@ -20,7 +20,7 @@ from rlhf_lightning.controller.in_process import InProcessTransport
 from rlhf_lightning.controller.worker_group import INLINE_BYTES
 from rlhf_lightning.functional import PolicyLoss
 from rlhf_lightning.parallel import ParallelLayout
-from tests.ray.echo import Echo
+from tests.ray.echo import Echo, numbers
 from tests.unit.controller.devices import host
 
 
@@ -103,10 +103,6 @@ def role() -> Careless:
     device, layout = Device(0), ParallelLayout()
     host(device, Careless(), layout)
     return Careless(WorkerGroup("echo", InProcessTransport(device), layout, (0,)))
-
-
-def numbers(rows: int) -> Batch:
-    return Batch.of({"x": torch.arange(2 * rows).view(rows, 2)})
 
 
 def test_a_chain_fetches_only_what_is_read(role: Careless) -> None:

@@ -30,12 +30,8 @@ from rlhf_lightning.controller.transfer import Outputs, RankInputs, Transfer
 from rlhf_lightning.controller.transport import Future
 from rlhf_lightning.parallel import Generation, ParallelLayout, World
 from rlhf_lightning.parallel.layout import Order
-from tests.ray.echo import Echo
+from tests.ray.echo import Echo, numbers
 from tests.unit.controller.devices import Devices, echo_on, host
-
-
-def numbers(rows: int) -> Batch:
-    return Batch.of({"x": torch.arange(2 * rows).view(rows, 2)})
 
 
 @dataclass(frozen=True)
@@ -57,18 +53,15 @@ class Dealer(Echo):
 
     @register(transfer=Dealt(), reads=("x",), returns=("x", "rank"))
     def deal(self, rows: TensorDict) -> TensorDict:
-        found = {"x": rows["x"], "rank": torch.full((len(rows),), self.rank)}
-        return TensorDict(found, batch_size=rows.batch_size)
+        return self.seen(rows)
 
     @register(transfer=MICRO_DP, reads=("x",), returns=("x", "rank"))
     def answer(self, rows: TensorDict) -> TensorDict:
-        found = {"x": rows["x"], "rank": torch.full((len(rows),), self.rank)}
-        return TensorDict(found, batch_size=rows.batch_size)
+        return self.seen(rows)
 
     @register(transfer=BROADCAST, reads=("x",), returns=("x", "rank"))
     def whole(self, rows: TensorDict) -> TensorDict:
-        found = {"x": rows["x"], "rank": torch.full((len(rows),), self.rank)}
-        return TensorDict(found, batch_size=rows.batch_size)
+        return self.seen(rows)
 
     @register(transfer=PP_ONLY)
     def stage(self) -> int:
