@@ -98,6 +98,15 @@ class SimulatedCosts:
         updates = work.calls if work.kind == "train" else 1
         return replace(recipe, batch=max(work.rows, updates), mini_batches=updates)
 
+    def _at(
+        self, role: str, layout: ParallelLayout, work: Work | None = None
+    ) -> tuple[ModelShape, ParallelLayout, Workload]:
+        """What simulators take, in their order; the workload of a piece of work, or else the recipe."""
+        known = self._models[role]
+        if work is None:
+            return known.shape, layout, known.recipe
+        return known.shape, layout, known.workloads.get(work) or self._workload(known.recipe, work)
+
     @property
     def undivided(self) -> str:
         """The first model that the Megatron engine does not take, and why; empty where it takes all."""
@@ -199,11 +208,8 @@ class SimulatedCosts:
 
     def _footprint(self, role: str, layout: ParallelLayout) -> tuple[float, float]:
         """Bytes of the model itself while it computes, and while another model does."""
-        known = self._models[role]
-        trained = "train" in known.kinds
-        whole = memory.footprint(known.shape, layout, known.recipe, trained=trained)
-        rest = memory.resting(known.shape, layout, known.recipe, trained=trained)
-        return whole.total, rest.total
+        at, trained = self._at(role, layout), "train" in self._models[role].kinds
+        return memory.footprint(*at, trained=trained).total, memory.resting(*at, trained=trained).total
 
     def used(self, role: str, layout: ParallelLayout, work: Work, free: float) -> float:
         """Bytes of the model while it does a piece of work; a generation uses what is free, or its share."""
@@ -215,26 +221,21 @@ class SimulatedCosts:
         return self._peak(role, layout, work)
 
     def _peak(self, role: str, layout: ParallelLayout, work: Work) -> float:
-        known, (whole, resident) = self._models[role], self._footprint(role, layout)
-        workload = known.workloads[work]
+        at, (whole, resident) = self._at(role, layout, work), self._footprint(role, layout)
         if work.kind == "generate":
             buffers, one = self._room(role, layout, replace(work, rows=1))
             return resident + buffers + one
         if work.kind == "train":
-            return memory.training(known.shape, layout, workload).total
-        scoring = memory.inference(known.shape, layout, workload)
+            return memory.training(*at).total
+        scoring = memory.inference(*at)
         return whole + scoring.activations + scoring.buffers
 
     def _room(self, role: str, layout: ParallelLayout, work: Work) -> tuple[float, float]:
         """Bytes that a generation needs beside what is resident; bytes of keys and values of all its rows."""
         key = (self.signature(role), layout, work.rows)
         if key not in self._rooms:
-            known = self._models[role]
-            at = (known.shape, layout, self._workload(known.recipe, work))
-            parts = memory.generation(*at)
-            whole, resident = self._footprint(role, layout)
-            needed = memory.kv_needed(*at)
-            self._rooms[key] = parts.total + whole - resident, needed
+            at, (whole, resident) = self._at(role, layout, work), self._footprint(role, layout)
+            self._rooms[key] = memory.generation(*at).total + whole - resident, memory.kv_needed(*at)
         return self._rooms[key]
 
     def kv_bytes(self, role: str, layout: ParallelLayout, work: Work, free: float) -> float:
@@ -253,37 +254,31 @@ class SimulatedCosts:
 
     def _limit(self, role: str, layout: ParallelLayout, work: Work) -> float:
         """Most bytes that the engine gives keys and values; slightly more, for rounding as in `kv_bytes`."""
-        known = self._models[role]
-        at = (known.shape, layout, known.workloads[work])
+        at = self._at(role, layout, work)
         return memory.kv_limit(*at, device=self.hardware.memory_bytes) * (1 + 1e-9)
 
     def rows_at_once(self, role: str, layout: ParallelLayout, work: Work, free: float) -> int:
         """Rows of a replica that a generation decodes at once; 0: all of them."""
-        known = self._models[role]
-        free = self._left(role, layout, work, free)
-        return memory.rows_at_once(known.shape, layout, known.workloads[work], free=free)
+        left = self._left(role, layout, work, free)
+        return memory.rows_at_once(*self._at(role, layout, work), free=left)
 
     def _generate(self, role: str, layout: ParallelLayout, work: Work, kv_bytes: float) -> Estimate:
         key = (self.signature(role), layout, work.rows, kv_bytes)
         if key not in self._generations:
-            known = self._models[role]
-            self._generations[key] = simulate.generate(
-                self.hardware, known.shape, layout, known.workloads[work], kv_bytes=kv_bytes
-            )
+            at = self._at(role, layout, work)
+            self._generations[key] = simulate.generate(self.hardware, *at, kv_bytes=kv_bytes)
         return self._generations[key]
 
     def transition(self, role: str, layout: ParallelLayout) -> Estimate:
         """The transition from the training layout to that of generation."""
-        known = self._models[role]
-        return simulate.transition(self.hardware, known.shape, layout, known.recipe)
+        return simulate.transition(self.hardware, *self._at(role, layout))
 
     def estimate(self, role: str, layout: ParallelLayout, work: Work, free: float) -> Estimate:
         """The prediction of one piece of work, without the transition."""
-        known = self._models[role]
         if work.kind == "generate":
             return self._generate(role, layout, work, self.kv_bytes(role, layout, work, free))
         run = simulate.train if work.kind == "train" else simulate.infer
-        return run(self.hardware, known.shape, layout, known.workloads[work])
+        return run(self.hardware, *self._at(role, layout, work))
 
     def work(self, role: str) -> Sequence[Sequence[Work]]:
         """What the model does in each stage."""
