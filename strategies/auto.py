@@ -192,6 +192,6 @@ def _sizes(found: DeviceMapping) -> dict[str, RoleSizes]:
     """How the search divides each role."""
     sizes = {}
     for pool in found.pools:
-        for name, layout in zip(pool.roles, pool.layouts, strict=True):
+        for name, layout in pool.at.items():
             sizes[name] = RoleSizes(p=layout.p, t=layout.t, generate=layout.generation or Generation())
     return sizes

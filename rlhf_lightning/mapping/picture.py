@@ -47,7 +47,6 @@ def _label(plan: Plan, pool: Pool) -> str:
 def _pool(
     axes: Axes, row: int, plan: Plan, mapping: DeviceMapping, *, pool: Pool, colors: dict[str, object]
 ) -> None:
-    at = dict(zip(pool.roles, pool.layouts, strict=True))
     tasks = plan.tasks(pool)
     start = 0.0
     for stage, seconds in zip(plan.stages, mapping.stages, strict=True):
@@ -55,7 +54,7 @@ def _pool(
         for task in (task for task in tasks if task.stage == stage):
             axes.barh(row, task.seconds, left=now, height=0.7, color=colors[task.role], edgecolor="white")
             if task.seconds > 0.07 * mapping.seconds:
-                layout = layout_text(at[task.role], generating=task.work.kind == "generate")
+                layout = layout_text(pool.at[task.role], generating=task.work.kind == "generate")
                 text = f"{layout.replace(' -> ', chr(10))}\n{task.seconds:.0f} s"
                 axes.text(
                     now + task.seconds / 2, row, text, ha="center", va="center", color="white", fontsize=7

@@ -64,9 +64,13 @@ class Plan:
         """The cluster in words, such as `16 x a100-80gb and 8 x h100-80gb`."""
         return cluster_text(self.clusters)
 
+    def costs_on(self, pool: Pool) -> SimulatedCosts:
+        """What the models cost on the pool's kind of devices."""
+        return self.clusters[pool.kind][0]
+
     def hardware(self, pool: Pool) -> str:
         """Name of the pool's kind of devices."""
-        return self.clusters[pool.kind][0].hardware.name
+        return self.costs_on(pool).hardware.name
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -80,7 +84,7 @@ class Plan:
 
     def tasks(self, pool: Pool) -> list[Task]:
         """What the models of a pool do: stage by stage, in each role by role."""
-        costs, at = self.clusters[pool.kind][0], dict(zip(pool.roles, pool.layouts, strict=True))
+        costs, at = self.costs_on(pool), pool.at
         resident = {role: costs.resident(role, layout) for role, layout in at.items()}
         free = costs.capacity - sum(resident.values())
         result = []

@@ -50,11 +50,10 @@ def as_json(plan: Plan, mapping: DeviceMapping) -> str:
 
 
 def _set(plan: Plan, pool: Pool) -> dict[str, object]:
-    at = dict(zip(pool.roles, pool.layouts, strict=True))
     layouts: dict[str, dict[str, dict[str, object]]] = {role: {} for role in pool.roles}
     for task in plan.tasks(pool):
         layouts[task.role][task.stage] = {
-            **_numbers(task, at[task.role]), "seconds": task.seconds, "bound": task.bound,
+            **_numbers(task, pool.at[task.role]), "seconds": task.seconds, "bound": task.bound,
         }  # fmt: skip
     placed = {"roles": list(pool.roles), "devices": pool.devices, "hardware": plan.hardware(pool)}
     return {**placed, "layouts": layouts}
@@ -69,8 +68,8 @@ def _numbers(task: Task, layout: ParallelLayout) -> dict[str, object]:
 
 def memory(plan: Plan, pool: Pool) -> dict[str, float]:
     """Most bytes on a device of a pool in each stage; where the pool idles, those that stay."""
-    costs, _ = plan.clusters[pool.kind]
-    idle = sum(costs.resident(r, layout) for r, layout in zip(pool.roles, pool.layouts, strict=True))
+    costs = plan.costs_on(pool)
+    idle = sum(costs.resident(role, layout) for role, layout in pool.at.items())
     used = dict.fromkeys(plan.stages, idle)
     for task in plan.tasks(pool):
         used[task.stage] = max(used[task.stage], task.memory_bytes)
@@ -123,11 +122,10 @@ def table(plan: Plan, mapping: DeviceMapping, rank: int) -> list[str]:
         f"    {'devices':<{width}}{columns}",
     ]
     for pool in mapping.pools:
-        at = dict(zip(pool.roles, pool.layouts, strict=True))
         for i, task in enumerate(plan.tasks(pool)):
             lines.append(
                 f"    {_devices(plan, pool) if i == 0 else '':<{width}}{task.role:<14}{task.stage:<15}"
-                f"{layout_text(at[task.role], generating=task.work.kind == 'generate'):<28}"
+                f"{layout_text(pool.at[task.role], generating=task.work.kind == 'generate'):<28}"
                 f"{digits(task.seconds):>8}{task.memory_bytes / GB:>11.1f}  {task.bound}"
             )
     lines += [text for pool in mapping.pools for text in _uncalled(plan, pool)]
@@ -136,11 +134,11 @@ def table(plan: Plan, mapping: DeviceMapping, rank: int) -> list[str]:
 
 def _uncalled(plan: Plan, pool: Pool) -> list[str]:
     """Lines of the models that no step calls: they take memory alone."""
-    costs, _ = plan.clusters[pool.kind]
+    costs = plan.costs_on(pool)
     return [
         f"    {role}, which no step calls, takes {costs.resident(role, layout) / GB:.1f} GB on each of "
         f"{_devices(plan, pool)} devices ({layout.sizes})"
-        for role, layout in zip(pool.roles, pool.layouts, strict=True)
+        for role, layout in pool.at.items()
         if role not in costs.dataflow.roles
     ]
 
@@ -206,7 +204,7 @@ def _strategy(plan: Plan, mapping: DeviceMapping, request: Request) -> list[str]
         roles = [*(role for role in request.models if role in pool.roles), *others]
         where = f"  # {plan.hardware(pool)}" if len(plan.clusters) > 1 else ""
         lines += [f"        - roles: [{', '.join(roles)}]", f"          devices: {pool.devices}{where}"]
-        divided = {r: at for r, at in zip(pool.roles, pool.layouts, strict=True) if _is_divided(at)}
+        divided = {role: layout for role, layout in pool.at.items() if _is_divided(layout)}
         lines += ["          sizes:"] if divided else []
         lines += [f"            {role}: {_sizes(layout)}" for role, layout in divided.items()]
     return lines

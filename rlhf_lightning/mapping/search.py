@@ -52,6 +52,11 @@ class Pool:
     kind: int = 0
     """Index of its kind of devices."""
 
+    @property
+    def at(self) -> dict[str, ParallelLayout]:
+        """The layout of each role."""
+        return dict(zip(self.roles, self.layouts, strict=True))
+
 
 @dataclass(frozen=True)
 class DeviceMapping:

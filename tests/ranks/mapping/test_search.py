@@ -129,7 +129,7 @@ def recomputed(costs: RandomCosts, pools: Sequence[object]) -> list[float]:
     slowest = [0.0] * 3
     for pool in pools:
         assert isinstance(pool, Pool)
-        at = list(zip(pool.roles, pool.layouts, strict=True))
+        at = pool.at.items()
         assert all(layout.num_ranks == pool.devices for _, layout in at)
         resident = sum(costs.resident(r, layout) for r, layout in at)
         assert resident + max(costs.working(r, layout) for r, layout in at) <= costs.capacity

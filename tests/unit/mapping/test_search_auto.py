@@ -250,11 +250,7 @@ def test_megatron_is_divided_as_the_search_says(tmp_path: Path) -> None:
         Auto(devices=4, mapping=MappingOption(hardware=str(file)), settings=settings), PPO(mini_batch_size=16)
     )
     pools = {role: pool.num_devices for pool in strategy.place(ROLES, 4) for role in pool.roles}
-    found = {
-        role: layout
-        for pool in strategy.plan(4).mappings[0].pools
-        for role, layout in zip(pool.roles, pool.layouts, strict=True)
-    }
+    found = {role: at for pool in strategy.plan(4).mappings[0].pools for role, at in pool.at.items()}
     assert any(layout.p * layout.t > 1 for layout in found.values())
     roles = strategy.algorithm.roles()
     for name, layout in found.items():
@@ -279,7 +275,7 @@ def test_what_the_search_finds_is_taken_by_the_options(settings: Settings, devic
     )
     for mapping in strategy.plan(devices).mappings:
         for pool in mapping.pools:
-            for name, layout in zip(pool.roles, pool.layouts, strict=True):
+            for name, layout in pool.at.items():
                 role = strategy.algorithm.roles()[name]
                 role.following(strategy.algorithm.main_model).check_layout(layout, settings)
 

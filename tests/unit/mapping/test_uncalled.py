@@ -35,7 +35,7 @@ def test_a_model_that_no_step_calls_takes_memory_and_sizes_of_its_own() -> None:
     with pytest.raises(ValueError, match=r"^actor, reference do not fit on 2 x .* are missing"):
         plan(with_it, 2, sizes=(2,))
     (pool,) = plan(with_it, 4, sizes=(4,)).mappings[0].pools
-    at = dict(zip(pool.roles, pool.layouts, strict=True))
+    at = pool.at
     assert at["actor"].p * at["actor"].t > 1
     assert at["reference"] == ParallelLayout(p=4)
     assert with_it.resident("reference", at["reference"]) > 6e9
@@ -73,7 +73,7 @@ def test_a_model_that_the_read_step_does_not_call_is_placed_by_the_search(
     assert placed.roles == ("actor", "reference", "reward")
     found, roles = strategy.plan(4), strategy.algorithm.roles()
     (pool,) = found.mappings[0].pools
-    at = dict(zip(pool.roles, pool.layouts, strict=True))
+    at = pool.at
     for name in ("actor", "reference"):
         layout = strategy.layout(roles[name], name, 4)
         assert (layout.p, layout.t, layout.d) == (at[name].p, at[name].t, at[name].d)
