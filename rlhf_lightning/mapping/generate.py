@@ -129,7 +129,7 @@ class Replica:
     ) -> None:
         self._hardware, self._shape, self._layout, self._workload = hardware, shape, layout, workload
         self._group = network.tensor_group(hardware, layout)
-        self._depth = stage_layers(shape, layout.p)
+        self._depth = stage_layers(shape, layout)
         self._kv = shape.kv_bytes(tensor=layout.t, pipeline=layout.p, element=workload.element)
         matrices = self._depth * shape.layer_matrix_parameters + shape.head_parameters
         self._weights = matrices / layout.t

@@ -44,12 +44,12 @@ class Setting:
     @property
     def stage_layers(self) -> int:
         """Layers of the longest pipeline stage."""
-        return stage_layers(self.shape, self.layout.p)
+        return stage_layers(self.shape, self.layout)
 
     @property
     def parameters(self) -> float:
         """Parameters of the fullest device."""
-        return device_parameters(self.shape, pipeline=self.layout.p, tensor=self.layout.t)
+        return device_parameters(self.shape, self.layout)
 
     @property
     def trained(self) -> float:
@@ -135,23 +135,22 @@ def head(at: Setting, rows: int) -> tuple[Cost, Cost]:
     return Cost(product, memory), Cost(at.backward_products * product, memory)
 
 
-def stage_layers(shape: ModelShape, stages: int) -> int:
-    """Layers of the longest of `stages` pipeline stages."""
-    return -(-shape.layers // stages)
+def stage_layers(shape: ModelShape, layout: ParallelLayout) -> int:
+    """Layers of the longest pipeline stage."""
+    return -(-shape.layers // layout.p)
 
 
-def device_parameters(shape: ModelShape, *, pipeline: int, tensor: int) -> float:
-    """Parameters of the fullest device: layers of a stage and the embedding or head, over `tensor` shards."""
-    depth = stage_layers(shape, pipeline)
-    if pipeline == 1:
-        return shape.num_parameters / tensor
+def device_parameters(shape: ModelShape, layout: ParallelLayout) -> float:
+    """Parameters of the fullest device: layers of a stage and the embedding or head, over tensor shards."""
+    if layout.p == 1:
+        return shape.num_parameters / layout.t
     ends = max(shape.vocab * shape.hidden, shape.head_parameters)
-    return (depth * shape.layer_parameters + ends + shape.hidden) / tensor
+    return (stage_layers(shape, layout) * shape.layer_parameters + ends + shape.hidden) / layout.t
 
 
 def trained_parameters(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
     """Parameters of the fullest device that learn: all of them, or those of adapters."""
-    count = device_parameters(shape, pipeline=layout.p, tensor=layout.t)
+    count = device_parameters(shape, layout)
     if not workload.lora_rank:
         return count
     return count * shape.adapter_parameters(workload.lora_rank) / shape.num_parameters

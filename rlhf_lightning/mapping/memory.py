@@ -100,10 +100,10 @@ def generation(shape: ModelShape, layout: ParallelLayout, workload: Workload) ->
     generation shard comes on top of `resting`.
     """
     inside = layout.generating.copy_layout
-    weights = workload.element * device_parameters(shape, pipeline=inside.p, tensor=inside.t)
+    weights = workload.element * device_parameters(shape, inside)
     shared = workload.sharers(layout.d) > 1 or workload.masters_beside  # ZeRO 3 gathers on one rank too
     if workload.held_once and not (workload.sharding == "full" and shared):
-        own = workload.element * device_parameters(shape, pipeline=layout.p, tensor=layout.t)
+        own = workload.element * device_parameters(shape, layout)
         weights = max(0.0, weights - own)
     logits = 8 * (workload.max_resident or 256) * shape.vocab / inside.t
     return Parts(
@@ -170,7 +170,7 @@ def _token_kv(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> 
 
 def _training_parameters(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> float:
     """Bytes of weights and masters between two passes."""
-    count, shared = device_parameters(shape, pipeline=layout.p, tensor=layout.t), workload.sharers(layout.d)
+    count, shared = device_parameters(shape, layout), workload.sharers(layout.d)
     masters = 0.0 if workload.states_on_host else 4 * trained_parameters(shape, layout, workload)
     if workload.parameters_on_host:
         return masters / shared
@@ -187,7 +187,7 @@ def _gathered(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> 
     """Bytes gathered from shards or the host: of the layer computed and the next, or of all that stay."""
     sharded = workload.sharding == "full" and workload.sharers(layout.d) > 1
     if sharded and not workload.reshards:
-        return workload.element * device_parameters(shape, pipeline=layout.p, tensor=layout.t)
+        return workload.element * device_parameters(shape, layout)
     layers = 2 * shape.layer_parameters * workload.element / layout.t
     return layers if sharded or workload.parameters_on_host else 0.0
 
@@ -197,7 +197,7 @@ def _scoring_parameters(shape: ModelShape, layout: ParallelLayout, workload: Wor
         return _training_parameters(shape, layout, workload)
     if workload.parameters_on_host:
         return 0.0
-    count = device_parameters(shape, pipeline=layout.p, tensor=layout.t)
+    count = device_parameters(shape, layout)
     return workload.element * count / (workload.sharers(layout.d) if workload.sharding == "full" else 1)
 
 
@@ -206,7 +206,7 @@ def _activations(shape: ModelShape, layout: ParallelLayout, workload: Workload) 
     tokens = size * workload.row_tokens
     whole = activation_bytes(shape, layout, workload) * tokens
     in_flight = _in_flight(layout.p, count, workload.chunks)
-    depth = stage_layers(shape, layout.p)
+    depth = stage_layers(shape, layout)
     if workload.recompute:
         inputs = workload.element * shape.hidden * tokens
         inputs /= layout.t if workload.sequence_parallel else 1
@@ -232,7 +232,7 @@ def _kept(shape: ModelShape, layout: ParallelLayout, workload: Workload) -> floa
     inputs = workload.element * shape.hidden
     layer = inputs if workload.recompute else activation_bytes(shape, layout, workload)
     logits = workload.element * shape.vocab if shape.head == "lm" else 0
-    return tokens * (layer * stage_layers(shape, layout.p) + logits)
+    return tokens * (layer * stage_layers(shape, layout) + logits)
 
 
 def _logits(shape: ModelShape, layout: ParallelLayout, workload: Workload, tokens: float) -> float:

@@ -67,8 +67,7 @@ def transition(hardware: Hardware, shape: ModelShape, layout: ParallelLayout, wo
     micro data-parallel group, (t p - tg pg) / (tg pg t p) of the model. Where parameters are sharded over
     data-parallel ranks as well (`full`), they are gathered from these too.
     """
-    generating = layout.generating
-    whole = layers.device_parameters(shape, pipeline=generating.p, tensor=generating.t) * workload.element
+    whole = layers.device_parameters(shape, layout.generating.copy_layout) * workload.element
     group = network.reshard_group(hardware, layout)
     parts = {group.network: network.all_gather(hardware, group, whole)}
     if workload.sharding == "full":
