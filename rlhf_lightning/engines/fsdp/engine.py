@@ -83,7 +83,7 @@ class FSDPEngine(TrainEngine):
         self._device, data, self._tensor = torch.device(device), if_several(group), if_several(tensor)
         self._root, self._model = load_model(model, head)
         self._dtype: torch.dtype = getattr(torch, model.computes_in)
-        mesh = self._mesh(data, self._tensor)
+        mesh = self._mesh(data)
         self._group = mesh.everyone if mesh else data
         self._config.check_ranks(1 if data is None else dist.get_world_size(data))
         self._weights = self._prepare(mesh, data)
@@ -213,11 +213,11 @@ class FSDPEngine(TrainEngine):
         self._weights.refresh()
         self.version += 1
 
-    def _mesh(self, data: dist.ProcessGroup | None, tensor: dist.ProcessGroup | None) -> Mesh | None:
-        if tensor is None and (data is None or self._config.shard == 1):
+    def _mesh(self, data: dist.ProcessGroup | None) -> Mesh | None:
+        if self._tensor is None and (data is None or self._config.shard == 1):
             return None
-        check_plan(self._model, 1 if tensor is None else dist.get_world_size(tensor))
-        return model_mesh(data, tensor, shard=self._config.shard, device=self._device)
+        check_plan(self._model, 1 if self._tensor is None else dist.get_world_size(self._tensor))
+        return model_mesh(data, self._tensor, shard=self._config.shard, device=self._device)
 
     def _prepare(self, mesh: Mesh | None, data: dist.ProcessGroup | None) -> Replica | Shards:
         layers = layers_of(self._model)
