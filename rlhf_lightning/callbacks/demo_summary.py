@@ -13,6 +13,10 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from rlhf_lightning.reporting import begins_anew
 
+METRIC = "reward/mean"
+STEPS = 5
+"""Steps that the first and the last mean cover."""
+
 
 class DemoSummary(Callback):
     """Write `demo: reward_first5=<x> reward_last5=<y> seconds=<s>` as the last line of a fit that ended well.
@@ -21,16 +25,8 @@ class DemoSummary(Callback):
     `setup` of this fit to its end.
     """
 
-    def __init__(self, metric: str = "reward/mean", *, steps: int = 5) -> None:
-        """Say what to summarise.
-
-        Args:
-            metric: a name among the trainer's `callback_metrics`.
-            steps: how many steps the first and the last mean cover.
-        """
+    def __init__(self) -> None:
         super().__init__()
-        self.metric = metric
-        self.steps = steps
         self._first: list[float] = []
         self._last: list[float] = []
         self._start_s = 0.0
@@ -47,18 +43,18 @@ class DemoSummary(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
         """Note the reward of a step."""
-        if self.metric in trainer.callback_metrics:
-            reward = float(trainer.callback_metrics[self.metric])
-            self._first = [*self._first, reward][: self.steps]
-            self._last = [*self._last, reward][-self.steps :]
+        if METRIC in trainer.callback_metrics:
+            reward = float(trainer.callback_metrics[METRIC])
+            self._first = [*self._first, reward][:STEPS]
+            self._last = [*self._last, reward][-STEPS:]
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write the line; Lightning does not come here after an error."""
         if stage == "fit" and trainer.is_global_zero:
             seconds = time.perf_counter() - self._start_s
             sys.stdout.write(
-                f"demo: reward_first{self.steps}={_mean(self._first):.4f} "
-                f"reward_last{self.steps}={_mean(self._last):.4f} seconds={seconds:.1f}\n"
+                f"demo: reward_first{STEPS}={_mean(self._first):.4f} "
+                f"reward_last{STEPS}={_mean(self._last):.4f} seconds={seconds:.1f}\n"
             )
             sys.stdout.flush()
 
