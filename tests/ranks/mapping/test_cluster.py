@@ -7,7 +7,6 @@ import math
 import random
 import re
 import tracemalloc
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -18,35 +17,12 @@ from rlhf_lightning.mapping import allocate, cluster, hardware
 from rlhf_lightning.mapping.hardware import A100, H100
 from rlhf_lightning.mapping.partitions import pool_sizes
 from rlhf_lightning.mapping.search import DeviceKind, Search
-from tests.ranks.mapping.test_search import every_choice, partitions, recomputed
+from tests.ranks.mapping.test_search import brute_force, recomputed
 from tests.unit.mapping.random_costs import RandomCosts
 from tests.unit.mapping.simulated import ROLES
 from tests.unit.rlhf import Rlhf
 
 ASKED = ("--algo", "ppo", "--model", "llama-7b", "--batch", "256")
-
-
-def brute_force(kinds: list[DeviceKind], roles: tuple[str, ...]) -> list[float]:
-    """Seconds of the best mapping of each partition, each set on every number of devices of every kind."""
-    places = [(number, size) for number, kind in enumerate(kinds) for size in kind.sizes]
-    subsets = {frozenset(subset): subset for partition in partitions(roles) for subset in partition}
-    tables = {
-        (s, place): every_choice(kinds[place[0]].costs, subset, place[1])
-        for s, subset in subsets.items()
-        for place in places
-    }
-    best = []
-    for partition in partitions(roles):
-        least = math.inf
-        for chosen in product(places, repeat=len(partition)):
-            used = [sum(size for number, size in chosen if number == i) for i in range(len(kinds))]
-            if any(n > kind.devices for n, kind in zip(used, kinds, strict=True)):
-                continue
-            sets = [tables[frozenset(s), place] for s, place in zip(partition, chosen, strict=True)]
-            for choice in product(*sets):
-                least = min(least, sum(max(column) for column in zip(*choice, strict=True)))
-        best.append(least)
-    return sorted(s for s in best if math.isfinite(s))
 
 
 def test_an_allocation_takes_memory_for_few_tables_of_places() -> None:
@@ -78,7 +54,7 @@ def test_equals_brute_force(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
             capacity, devices = draw.choice([6.0, 10.0, 16.0]), draw.choice([2, 4, 6])
             costs = RandomCosts(100 * seed + number, roles, draw.choice([1, 2]), not number, capacity)
             kinds.append(DeviceKind(costs, devices, pool_sizes(devices, 2)))
-        expected = brute_force(kinds, roles)
+        expected = [s for s in brute_force(kinds, roles) if math.isfinite(s)]
         found = Search(kinds, roles).best(5)
         assert [m.seconds for m in found] == pytest.approx(expected[:5], rel=1e-9), seed
         fits += bool(expected)

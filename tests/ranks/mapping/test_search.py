@@ -12,7 +12,7 @@ import pytest
 from rlhf_lightning.mapping import allocate
 from rlhf_lightning.mapping.costs import Costs
 from rlhf_lightning.mapping.partitions import pool_sizes, set_partitions
-from rlhf_lightning.mapping.search import DeviceKind, Search
+from rlhf_lightning.mapping.search import DeviceKind, Pool, Search
 from rlhf_lightning.parallel.layout import ParallelLayout
 from tests.unit.mapping.random_costs import Entry, RandomCosts
 from tests.unit.mapping.simulated import ROLES, random_case
@@ -50,18 +50,24 @@ def every_choice(costs: Costs, roles: Sequence[str], devices: int) -> list[tuple
     return found
 
 
-def brute_force(costs: Costs, roles: Sequence[str], devices: int, sizes: Sequence[int]) -> list[float]:
-    """Seconds of the best mapping of each partition, by trying everything."""
+def brute_force(kinds: Sequence[DeviceKind], roles: Sequence[str]) -> list[float]:
+    """Seconds of the best mapping of each partition, each set on every number of devices of every kind."""
+    places = [(number, size) for number, kind in enumerate(kinds) for size in kind.sizes]
     subsets = {frozenset(subset): subset for partition in partitions(roles) for subset in partition}
-    sets = {(s, n): every_choice(costs, subset, n) for s, subset in subsets.items() for n in sizes}
+    tables = {
+        (s, place): every_choice(kinds[place[0]].costs, subset, place[1])
+        for s, subset in subsets.items()
+        for place in places
+    }
     best = []
     for partition in partitions(roles):
         least = math.inf
-        for allocation in product(sizes, repeat=len(partition)):
-            if sum(allocation) > devices:
+        for chosen in product(places, repeat=len(partition)):
+            used = [sum(size for number, size in chosen if number == i) for i in range(len(kinds))]
+            if any(n > kind.devices for n, kind in zip(used, kinds, strict=True)):
                 continue
-            tables = [sets[frozenset(s), n] for s, n in zip(partition, allocation, strict=True)]
-            for choice in product(*tables):
+            sets = [tables[frozenset(s), place] for s, place in zip(partition, chosen, strict=True)]
+            for choice in product(*sets):
                 least = min(least, sum(max(column) for column in zip(*choice, strict=True)))
         best.append(least)
     return sorted(best)
@@ -79,8 +85,9 @@ def test_equals_brute_force(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
         devices, node = draw.choice([1, 2, 4, 8, 16]), draw.choice([1, 2, 4, 8])
         sizes = pool_sizes(devices, node)
         costs = RandomCosts(seed, roles, draw.choice([1, 2, 3]), twins=draw.random() < 0.3)
-        expected = [s for s in brute_force(costs, roles, devices, sizes) if math.isfinite(s)]
-        found = Search([DeviceKind(costs, devices, sizes)], roles).best(5)
+        kinds = [DeviceKind(costs, devices, sizes)]
+        expected = [s for s in brute_force(kinds, roles) if math.isfinite(s)]
+        found = Search(kinds, roles).best(5)
         fits += bool(expected)
         if not costs.twins:
             assert [m.seconds for m in found] == pytest.approx(expected[:5], rel=1e-9), seed
@@ -99,8 +106,9 @@ def test_several_models_that_generate_equal_brute_force(writers: int, *, twins: 
     shared = 0
     for seed in range(60):
         costs = RandomCosts(seed, ROLES[:3], 6, twins=twins, capacity=20.0, writers=writers)
-        expected = brute_force(costs, costs.roles, 4, (1, 2, 4))[0]
-        found = Search([DeviceKind(costs, 4, (1, 2, 4))], costs.roles).best()
+        kinds = [DeviceKind(costs, 4, (1, 2, 4))]
+        expected = brute_force(kinds, costs.roles)[0]
+        found = Search(kinds, costs.roles).best()
         assert [m.seconds for m in found] == pytest.approx([expected] if found else [], rel=1e-9), seed
         assert bool(found) == math.isfinite(expected)
         for mapping in found:
@@ -115,20 +123,18 @@ def test_equals_brute_force_on_random_hardware(part: int) -> None:
     for seed in range(10 * part, 10 * part + 10):
         costs, devices = random_case(seed)
         sizes, roles = pool_sizes(devices, costs.hardware.gpus_per_node), costs.dataflow.roles
-        expected = brute_force(costs, roles, devices, sizes)[0]
-        found = Search([DeviceKind(costs, devices, sizes)], roles).best()
+        kinds = [DeviceKind(costs, devices, sizes)]
+        expected = brute_force(kinds, roles)[0]
+        found = Search(kinds, roles).best()
         fits += bool(found)
         assert [m.seconds for m in found] == pytest.approx([expected] if found else [], rel=1e-9), seed
     assert fits
 
 
-def recomputed(costs: RandomCosts, pools: Sequence[object]) -> list[float]:
+def recomputed(costs: RandomCosts, pools: Sequence[Pool]) -> list[float]:
     """Seconds of each stage from the layouts that a mapping names."""
-    from rlhf_lightning.mapping.search import Pool
-
     slowest = [0.0] * 3
     for pool in pools:
-        assert isinstance(pool, Pool)
         at = pool.at.items()
         assert all(layout.num_ranks == pool.devices for _, layout in at)
         resident = sum(costs.resident(r, layout) for r, layout in at)
