@@ -80,6 +80,8 @@ class ShardedAdamW:
         self._distributed = bool(runs[0].ddp_config.use_distributed_optimizer)
         self._optimizer = self._wrap(runs)
         self._adamw: torch.optim.Optimizer = self._optimizer.optimizer
+        self.moment_steps: int | None = None
+        """Number of steps in the moments, also of a rank with no part of them; None: there are none yet."""
 
     def step(self) -> dict[str, float]:
         """Clip and step; the owner of the gradient buffers clears them."""
@@ -91,6 +93,7 @@ class ShardedAdamW:
                 torch._foreach_mul_(gradients, self.spec.grad_clip / norm)
             self.counters.set_rate(self._adamw)
             self._optimizer.step_with_ready_grads()
+            self.moment_steps = 1 + (self.moment_steps or 0)
         self._optimizer.zero_grad()
         return self.counters.count(norm, stepped=math.isfinite(norm))
 
@@ -158,15 +161,10 @@ class ShardedAdamW:
         """Whether masters are copies of the parameters."""
         return next(iter(self._parameters.values())).dtype != torch.float32
 
-    @property
-    def moment_steps(self) -> int | None:
-        """Number of steps in the moments; None where there are no moments yet."""
-        states = [*self._adamw.state.values()]
-        return int(states[0]["step"]) if states else None
-
     def make_moments(self, steps: int | None) -> None:
         """Allocate moments of 0, to be overwritten, that count as many steps; None: no moments."""
         self._adamw.state.clear()
+        self.moment_steps = steps
         if steps is None:
             return
         for group in self._adamw.param_groups:
