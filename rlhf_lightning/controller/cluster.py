@@ -275,7 +275,8 @@ class RayCluster:
         try:
             with suppress(GetTimeoutError):
                 return list(ray.get(refs, timeout=min(TOLD_S, self.timeout_s)))
-            logger.warning("Waiting for %s.", _late(calls))
+            if self.timeout_s > TOLD_S:
+                logger.warning("Waiting for %s.", _late(calls))
             return list(ray.get(refs, timeout=max(0.0, self.timeout_s - TOLD_S)))
         except GetTimeoutError as err:
             raise WorkerTimeoutError(f"waited {self.timeout_s:.0f} s for {_late(calls)}.") from err

@@ -238,11 +238,12 @@ def test_a_disk_of_checkpoints_that_nodes_do_not_share_is_refused(
     assert len(devices[0].join.calls) == (not blind)
 
 
-def test_who_does_not_join_in_time_is_named(there: Pretended) -> None:
+def test_who_does_not_join_in_time_is_named(there: Pretended, caplog: pytest.LogCaptureFixture) -> None:
     devices = [device(there, NODES[0], made_s=made_s) for made_s in (1.0, *[99.0] * 5)]
     names = ", ".join(f"device {number} to join the world" for number in range(1, 5))
     with pytest.raises(WorkerTimeoutError, match=rf"^waited 10 s for {names} and 1 more\.$"):
         of(*devices).prepare({}, [])
+    assert not caplog.records, "the error says it"
 
 
 @pytest.mark.parametrize(("made_s", "told"), [(59.0, False), (61.0, True), (299.0, True), (301.0, True)])
