@@ -226,6 +226,7 @@ def test_held_weights_are_taken_once_and_sleep_in_the_end(
             for _ in range(2):
                 found = engine.resume(rows, sampling=DRAWN, seed=1, pause=lambda ended: False)
                 agree(found, expected)
+            agree(engine.generate(rows, sampling=DRAWN, seed=1), expected)
         assert told == ["sleep 2", "wake"]
     assert told == ["sleep 2", "wake", "sleep 2"]
     engine.resume(rows, sampling=DRAWN, seed=1, pause=lambda ended: False)

@@ -136,7 +136,7 @@ class VLLMEngine(GenerationEngine):
                 add(found, ended, requests.begun)
                 found["ended"][[*ended]] = True
             add(found, running.pause(), requests.begun)
-        if self._config.sleep and not self._held:
+        if self._config.sleep:
             self.offload()
         return found.to(rows["prompt_ids"].device)
 
@@ -167,9 +167,9 @@ class VLLMEngine(GenerationEngine):
     def offload(self) -> None:
         """Free memory: on a GPU of weights, keys and values, on a CPU of keys and values.
 
-        Before the next answers on a GPU, the weights are copied again.
+        Does nothing while weights are held. Before the next answers on a GPU, the weights are copied again.
         """
-        if self._asleep:
+        if self._asleep or self._held:
             return
         self._asleep = True
         with self._groups.entered():
