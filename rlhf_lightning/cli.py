@@ -40,7 +40,7 @@ from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.connection import TERMINATED
 from rlhf_lightning.names import FOLDERS, choices, class_path, imported
 from rlhf_lightning.options import option_names
-from rlhf_lightning.output import check_output, keepers, keeps_last, leaves_files, whole
+from rlhf_lightning.output import check_local, check_output, keepers, keeps_last, leaves_files, whole
 from rlhf_lightning.recipe import option_errors
 from rlhf_lightning.retold import retold
 from rlhf_lightning.spec import CHECKPOINT
@@ -235,6 +235,8 @@ class CommandLine(LightningCLI):
         options = self._get(self.config_init, "trainer")
         given = options.get("callbacks") or []
         own = [*given] if isinstance(given, list) else [given]  # a copy: the trainer adds its own to the list
+        # Before the trainer, which asks for the package of such a store.
+        check_local(options.default_root_dir, option="trainer.default_root_dir")
         self.trainer = self.instantiate_trainer(strategy=strategy, accelerator="cpu", devices=1)
         self._show_progress(own)
         self._let_wandb_go_on()

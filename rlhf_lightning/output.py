@@ -118,6 +118,15 @@ def check_output(trainer: Trainer, directory: Path, *, name: str) -> None:
         ) from err
 
 
+def check_local(path: object, *, option: str) -> None:
+    """Refuse the address of a store as a directory: files would go below a new folder such as `s3:`."""
+    if "://" in str(path):
+        raise ValueError(
+            f"{option}={path}: the devices write their shares of a checkpoint to a disk, not to a store. "
+            "Type a directory that all nodes have, such as one where the store is mounted."
+        )
+
+
 def checkpoint_directories(trainer: Trainer | None) -> dict[Path, str]:
     """The directories into which a run will write checkpoints, and the name of a callback that does."""
     if trainer is None or trainer.state.fn != "fit" or not leaves_files(trainer):

@@ -22,7 +22,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.plugins import Precision, TorchCheckpointIO
 
-from rlhf_lightning.output import check_output, checkpoint_directories
+from rlhf_lightning.output import check_local, check_output, checkpoint_directories, keepers
 from rlhf_lightning.reporting import validation_interval
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
             f"Trainer(plugins={type(plugin).__name__}()): it would write nothing, since each device writes "
             "its share of a checkpoint itself. Leave it out."
         )
+    check_local(trainer.default_root_dir, option="trainer.default_root_dir")
     _check_intervals(trainer)
     _check_loggers(trainer)
     _check_gradients(trainer, strategy.settings.training)
@@ -215,6 +216,8 @@ def _check_hooks(callback: Callback) -> None:
 
 def _check_checkpoints(trainer: Trainer) -> None:
     """Refuse a run whose checkpoints could not be written."""
+    for keeper in keepers(trainer):
+        check_local(keeper.dirpath, option=f"{type(keeper).__name__}.dirpath")
     for directory, name in checkpoint_directories(trainer).items():
         check_output(trainer, directory, name=name)
 

@@ -17,7 +17,8 @@ from rlhf_lightning.callbacks import LastCheckpoint, Rollouts, SampleTable
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.output import checkpoint_directories, whole
 from rlhf_lightning.strategies import Local
-from tests.unit.algos.short import grpo, trainer
+from tests.unit.algos.short import Started, grpo, trainer
+from tests.unit.rlhf import FIT, SHORT, Rlhf
 
 
 @contextmanager
@@ -88,3 +89,38 @@ def test_where_a_run_writes_checkpoints(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / "best", "ModelCheckpoint"),
     ]
     assert found(state=TrainerFn.VALIDATING) == found(once=True) == checkpoint_directories(None) == {}
+
+
+@pytest.mark.parametrize(
+    ("option", "root", "folder"),
+    [
+        ("trainer.default_root_dir", "memory://runs", None),
+        ("ModelCheckpoint.dirpath", "runs", "memory://best"),
+    ],
+)
+def test_a_store_is_no_disk(
+    option: str, root: str, folder: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning would take them, and the files go below a new folder `memory:`."""
+    monkeypatch.chdir(tmp_path)
+    run = pl.Trainer(
+        accelerator="cpu",
+        strategy=Started(),
+        default_root_dir=root,
+        callbacks=[ModelCheckpoint(folder)],
+        logger=False,
+    )
+    algorithm, data = grpo(), TaskData(batch_size=1, num_rows=1)
+    with pytest.raises(
+        ValueError, match=rf"^{option}={folder or root}: .*to a disk.*the store is mounted\.$"
+    ):
+        run.fit(algorithm, datamodule=data)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_command_asks_no_store(rlhf: Rlhf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the package that reads one, as here, Lightning would fail as it looks for a checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    said = rlhf.refused(*FIT, *SHORT, "--trainer.default_root_dir", "s3://bucket/runs")
+    assert said.startswith("trainer.default_root_dir=s3://bucket/runs: "), said
+    assert not [*tmp_path.iterdir()]
