@@ -15,6 +15,7 @@ from tensordict import TensorDict
 
 from rlhf_lightning.engines.fsdp.engine import FSDPEngine
 from rlhf_lightning.engines.head import PLAIN, Asked
+from rlhf_lightning.engines.huggingface.source import is_fresh
 from rlhf_lightning.engines.offload import PARTS, Part
 from rlhf_lightning.engines.training import TrainEngine
 from rlhf_lightning.parallel import Seat
@@ -38,7 +39,8 @@ def shared_base_model(model: ModelSpec, *, seat: Seat) -> TrainEngine | None:
 def _key(model: ModelSpec, seat: Seat) -> Hashable:
     group = None if seat.dp_group is None else id(seat.dp_group)
     divided = replace(seat.layout, generation=None)  # a reference draws nothing
-    return model.path, model.computes_in, divided, str(seat.device), group
+    seed = model.init_seed if is_fresh(model) else None  # weights from files are the same with any
+    return model.path, model.computes_in, seed, divided, str(seat.device), group
 
 
 class BaseModelEngine(TrainEngine):

@@ -62,6 +62,16 @@ def test_models_that_differ_are_loaded(spec: ModelSpec, tmp_path: Path) -> None:
     assert shared_base_model(spec, seat=SEAT) is None
 
 
+def test_fresh_weights_of_another_seed_are_loaded(spec: ModelSpec, tmp_path: Path) -> None:
+    """Those of files, which no seed changes, are shared."""
+    tiny.config().save_pretrained(tmp_path)
+    for path, shared in ((spec.path, True), (str(tmp_path), False)):
+        actor = adapted(replace(spec, path=path, init_seed=1))
+        assert shared_base_model(replace(spec, path=path, init_seed=1), seat=SEAT) is not None
+        assert (shared_base_model(replace(spec, path=path, init_seed=2), seat=SEAT) is not None) == shared
+        del actor
+
+
 def test_it_serves_where_the_strategy_says_how_the_actor_generates(spec: ModelSpec) -> None:
     """As `auto` does; the reference, which generates nothing, has the rest of the actor's layout."""
     roles: tuple[Role, ...] = Actor(), Reference()
