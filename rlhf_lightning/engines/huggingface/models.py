@@ -181,6 +181,8 @@ def export_model(
     for file in directory.glob("model*.safetensors"):  # safetensors keeps its files private
         shutil.copymode(directory / "config.json", file)
     add_older_names(directory / "config.json")
+    # What transformers has made of config.json, whose end tokens end nothing here.
+    (directory / "generation_config.json").unlink(missing_ok=True)
     copy_tokenizer(spec, directory)
     if HEAD in weights:
         pad_apart(directory, spec)

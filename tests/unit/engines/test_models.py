@@ -101,6 +101,17 @@ def test_an_export_holds_the_buffers_that_files_hold(dtype: Dtype, tmp_path: Pat
         assert torch.equal(after[name], before[name].to(getattr(torch, dtype))), name
 
 
+def test_an_export_names_no_more_end_tokens_than_the_model(causal: Path, tmp_path: Path) -> None:
+    """Transformers makes a generation_config.json of config.json, whose end tokens are not read here."""
+    ends, file = causal / "generation_config.json", tmp_path / "out" / "generation_config.json"
+    ends.unlink()
+    FSDPEngine(tiny.spec(causal)).export(tmp_path / "out")
+    assert not file.exists()
+    ends.write_text('{"eos_token_id": 7}')
+    FSDPEngine(tiny.spec(causal)).export(tmp_path / "out")
+    assert file.read_text() == ends.read_text()
+
+
 def test_a_config_alone_is_initialised_from_its_seed_and_no_other(tmp_path: Path) -> None:
     tiny.config().save_pretrained(tmp_path)
     torch.manual_seed(3)
