@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -87,9 +88,14 @@ class LastCheckpoint(ModelCheckpoint):
         return super().state_dict() | {_RUN: self._run, _AFTER: self._after}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from the run that wrote it, if it says so; what ModelCheckpoint says of others is unread."""
-        if run := state_dict.get(_RUN):
-            self._after = [*state_dict.get(_AFTER, []), run]
+        """Leave unread what ModelCheckpoint says of other checkpoints."""
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Go on from the run that wrote it, which may have saved after another number of iterations."""
+        for state in _states(checkpoint):
+            self._after = [*state.get(_AFTER, []), state[_RUN]]
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Begin a run, and refuse a directory that another one is using.
@@ -246,9 +252,14 @@ def _is_of(checkpoint: Path | None, runs: list[str], again: list[str], *, step: 
         found = read_state(checkpoint)
     except ValueError:
         return False
-    callbacks, ended = found.get("callbacks"), found.get("global_step")
-    states = callbacks.values() if isinstance(callbacks, dict) else ()
-    held = [state for state in states if isinstance(state, dict) and _RUN in state]
+    held, ended = _states(found), found.get("global_step")
     is_later = isinstance(ended, int) and ended > step
     own = set(again) if is_later else {*runs, *again}
     return any(state[_RUN] in own or set(again) & set(state.get(_AFTER, [])) for state in held)
+
+
+def _states(checkpoint: Mapping[str, object]) -> list[dict[str, Any]]:
+    """What callbacks of this class have put into a checkpoint."""
+    callbacks = checkpoint.get("callbacks")
+    states = callbacks.values() if isinstance(callbacks, dict) else ()
+    return [state for state in states if isinstance(state, dict) and state.get(_RUN)]

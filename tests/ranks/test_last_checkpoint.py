@@ -196,11 +196,12 @@ def test_a_run_that_goes_on_from_its_own_under_another_name_keeps_the_others(
     assert kept(tmp_path) == before | {"last.ckpt": 2, "last-v2.ckpt": 1, "last-v3.ckpt": 5}
 
 
-def test_a_run_that_goes_on_from_a_copy_of_its_last_replaces_that(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [2, 3])
+def test_a_run_that_goes_on_from_a_copy_of_its_last_replaces_that(every: int, tmp_path: Path) -> None:
     place = tmp_path / "checkpoints"
     fit(tmp_path, 3)
     shutil.copytree(place / "last.ckpt", place / "keep.ckpt")
-    fit(tmp_path, 5, resume=place / "keep.ckpt")
+    fit(tmp_path, 5, resume=place / "keep.ckpt", every=every)
     assert kept(tmp_path) == {"last.ckpt": 5, "keep.ckpt": 3}
 
 
