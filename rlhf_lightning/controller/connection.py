@@ -148,7 +148,7 @@ def start_ray(num_cpus: int) -> None:
     try:
         with (
             _heeding_sigterm(),
-            _uninterrupted(),
+            _uninterrupted(signal.SIGINT),
             _apart(),
             replaced(Node, _NOBODY_ASKS),
             defaults(_ONE_HEAP),
@@ -179,7 +179,7 @@ def join(address: str, origin: str = OPTION) -> None:
     if address != "auto" and not services.find_node_ids():  # Ray would look for one for a minute
         raise ValueError(f"{said} from this machine, on which no Ray runs. {_BE_A_NODE}")
     try:
-        with _heeding_sigterm(), _uninterrupted():
+        with _heeding_sigterm(), _uninterrupted(signal.SIGINT):
             ray.init(address=address, **_QUIET)
     except (ConnectionError, AuthenticationError) as err:  # there is no token here
         raise ValueError(
@@ -189,28 +189,28 @@ def join(address: str, origin: str = OPTION) -> None:
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Within this context Ctrl-C waits, and the second does not.
+def _uninterrupted(ends: signal.Signals) -> Iterator[None]:
+    """Within this context a signal that ends this process waits, and the second one does not.
 
     Ray cannot be ended before it is up: its core then crashes this process, or its agents stay for a minute.
     """
-    theirs, pressed = signal.getsignal(signal.SIGINT), list[int]()
+    theirs, came = signal.getsignal(ends), list[int]()
     if not callable(theirs) or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def wait(number: int, frame: FrameType | None) -> None:
-        pressed.append(number)
-        if len(pressed) > 1:
+        came.append(number)
+        if len(came) > 1:
             theirs(number, frame)
 
-    signal.signal(signal.SIGINT, wait)
+    signal.signal(ends, wait)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, theirs)
-    if pressed:
-        signal.raise_signal(signal.SIGINT)
+        signal.signal(ends, theirs)  # Ray's core sets one of its own for SIGTERM
+    if came:
+        signal.raise_signal(ends)
 
 
 @contextmanager
@@ -234,11 +234,11 @@ def _heeding_sigterm() -> Iterator[None]:
         yield
         return
     signal.signal(signal.SIGTERM, _end)
-    with replaced(utils, {"set_sigterm_handler": lambda _: None}):
+    with replaced(utils, {"set_sigterm_handler": lambda _: None}), _uninterrupted(signal.SIGTERM):
         yield
-    signal.signal(signal.SIGTERM, _end)  # the core has set its own
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
     TERMINATED.set()
+    signal.alarm(0)  # by which Ray's core would abort in 3 s, where it has caught the signal as it starts
     sys.exit(128 + number)

@@ -49,9 +49,10 @@ def test_a_node_that_is_late_is_told(theirs: Exception, told: str, monkeypatch: 
 @pytest.fixture(autouse=True)
 def _heeded() -> Iterator[None]:
     """Ctrl-C has Python's handler; in a process that a shell has put in the background it is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler), signal.getsignal(signal.SIGTERM)
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, theirs in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+        signal.signal(number, theirs)
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +63,8 @@ def _on_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What Ray is told as it begins, how it starts processes then, and whose handler SIGTERM has after it."""
-    found: dict[str, Any] = {"handlers": []}
+    """What Ray is told as it begins, and how it starts processes then; it sets handlers of SIGTERM."""
+    found = dict[str, Any]()
 
     def init(**given: object) -> None:
         found.update(given, popen=services.ConsolePopen, heaps=os.environ.get("MALLOC_ARENA_MAX"))
@@ -71,9 +72,9 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         monkeypatch.setenv("RAY_AUTH_MODE", "token")  # as Ray does
         if threading.current_thread() is threading.main_thread():
             utils.set_sigterm_handler(lambda *_: sys.exit(1))  # the same
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(134))  # its core does
 
     monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(signal, "signal", lambda *given: found["handlers"].append(given))
     return found
 
 
@@ -128,47 +129,58 @@ def test_sigterm_ends_with_what_a_shell_calls_it(
     """Ray's core aborts, and its Python ends with 15; with 1, or 15, while it starts."""
     theirs = utils.set_sigterm_handler
     monkeypatch.setattr(connection, "TERMINATED", noted := threading.Event())
-    other = threading.Thread(target=begin)
+    before, other = signal.getsignal(signal.SIGTERM), threading.Thread(target=begin)
     other.start()
     other.join()
-    assert begun["handlers"] == [], "none but the main thread may"
+    assert signal.getsignal(signal.SIGTERM) is before, "none but the main thread may"
     begin()
-    first, (number, _), interrupt, last = begun["handlers"]
-    assert number == signal.SIGINT, "while Ray starts"
-    assert interrupt == (signal.SIGINT, signal.getsignal(signal.SIGINT))
-    assert first == last, "its core has set its own meanwhile"
-    other_number, end = last
-    assert other_number == signal.SIGTERM
     assert utils.set_sigterm_handler is theirs
+    assert not noted.is_set()
     with pytest.raises(SystemExit, match=r"^143$"):
-        end(signal.SIGTERM, None)
+        signal.raise_signal(signal.SIGTERM)
     assert noted.is_set()
 
 
-def test_a_ctrl_c_that_is_ignored_stays_so(begun: dict[str, Any]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)
-        start_ray(1)
-    assert [number for number, _ in begun["handlers"]] == [signal.SIGTERM] * 2
-
-
 @pytest.mark.parametrize("begin", [lambda: start_ray(1), lambda: join("auto")], ids=["start", "join"])
-@pytest.mark.parametrize(("times", "done"), [(0, True), (1, True), (2, False)])
-def test_ctrl_c_waits_until_ray_is_up_but_only_once(
-    monkeypatch: pytest.MonkeyPatch, begin: Callable[[], None], times: int, done: bool
+@pytest.mark.parametrize("times", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("asked", "ends"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+def test_what_asks_it_to_end_waits_until_ray_is_up_but_only_once(
+    monkeypatch: pytest.MonkeyPatch,
+    begin: Callable[[], None],
+    asked: signal.Signals,
+    ends: type[BaseException],
+    times: int,
 ) -> None:
-    handler, steps = signal.getsignal(signal.SIGINT), list[str]()
+    monkeypatch.setattr(connection, "TERMINATED", threading.Event())
+    handlers = {signal.SIGINT: signal.getsignal(signal.SIGINT), signal.SIGTERM: connection._end}
+    steps = list[str]()
 
     def init(**_: object) -> None:
         for _press in range(times):
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(asked)
         steps.append("up")
 
     monkeypatch.setattr(ray, "init", init)
-    with pytest.raises(KeyboardInterrupt) if times else nullcontext():
+    with pytest.raises(ends) if times else nullcontext():
         begin()
-    assert steps == ["up"] * done
-    assert signal.getsignal(signal.SIGINT) is handler
+    assert steps == ["up"] * (times < 2)
+    assert {number: signal.getsignal(number) for number in handlers} == handlers
+
+
+def test_nothing_aborts_after_a_sigterm_that_came_as_ray_started(
+    begun: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its core sets an alarm as it catches one, and aborts at that."""
+    monkeypatch.setattr(connection, "TERMINATED", threading.Event())
+    alarms = list[int]()
+    monkeypatch.setattr(signal, "alarm", alarms.append)
+    start_ray(1)
+    assert not alarms
+    with pytest.raises(SystemExit):
+        signal.raise_signal(signal.SIGTERM)
+    assert alarms == [0]
 
 
 @pytest.mark.parametrize("theirs", [signal.SIG_IGN, signal.SIG_DFL])
