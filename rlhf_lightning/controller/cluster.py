@@ -45,7 +45,7 @@ from rlhf_lightning.controller.failure import first_death
 from rlhf_lightning.controller.import_path import ImportPath
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref
 from rlhf_lightning.controller.resource_pool import ResourcePool
-from rlhf_lightning.controller.room import BUNDLES, check_room, held, too_few
+from rlhf_lightning.controller.room import BUNDLES, check_room, fits_a_node, held, too_few
 from rlhf_lightning.cores import usable_cores
 from rlhf_lightning.parallel import WorldSpec
 
@@ -159,8 +159,10 @@ class RayCluster:
         self.labels = [f"device {i}" + f" on {host}" * several for i, host in enumerate(self.hosts)]
 
     def _reserve(self, pool: ResourcePool, kind: str, *, ours: int) -> PlacementGroup:
-        """Reserve a pool's devices, filling nodes before spreading; `ours` are reserved already."""
-        group: PlacementGroup = placement_group([BUNDLES[kind]] * pool.num_devices, strategy="PACK")
+        """Reserve a pool's devices, on one node if it has room for all; `ours` are reserved already."""
+        # PACK alone begins with the node that has most left, counting its CPUs, and takes the rest elsewhere.
+        strategy = "STRICT_PACK" if fits_a_node(pool.num_devices, kind) else "PACK"
+        group: PlacementGroup = placement_group([BUNDLES[kind]] * pool.num_devices, strategy=strategy)
         self._groups.append(group)
         if not self._has(group, pool):
             raise WorkerTimeoutError(held(pool.name, pool.num_devices, kind, started=ours))

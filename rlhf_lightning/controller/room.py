@@ -97,6 +97,11 @@ def held(name: str, needed: int, kind: str, *, started: int) -> str:
     )
 
 
+def fits_a_node(needed: int, kind: str) -> bool:
+    """Whether one node alone has room for so many devices, beside those of other jobs and pools."""
+    return any(_room([node], kind) >= needed for node in state.available_resources_per_node().values())
+
+
 def _room(nodes: Iterable[Mapping[str, float]], kind: str) -> int:
     """Devices for which there is room, given what each node has: one's CPU and GPU are on the same node."""
     return sum(int(min(node.get(each, 0) for each in BUNDLES[kind])) for node in nodes)

@@ -95,9 +95,12 @@ def test_actors_start_node_by_node(
     has = {"Alive": True, "Resources": {"CPU": 2.0, "GPU": 2.0}}
     hosts = [{"NodeID": node, "NodeManagerHostname": host} | has for node, host in names.items()]
     monkeypatch.setattr(ray, "nodes", lambda: hosts)
+    monkeypatch.setattr(state, "available_resources_per_node", lambda: {"a": {"CPU": 9.0, "GPU": 3.0}})
     job.start([ResourcePool("main", 4, ())])
     gpu = kind == "GPU"
-    assert asked == [{"CPU": 1.0, "GPU": 1.0} if gpu else {"CPU": 1.0}] * 4 + ["PACK"]
+    assert asked == [{"CPU": 1.0, "GPU": 1.0} if gpu else {"CPU": 1.0}] * 4 + [
+        "PACK" if gpu else "STRICT_PACK"
+    ]
     assert waits == [1.0]
     assert job.hosts == [names[nodes[index]] for index in order]
     several = len({*names.values()}) > 1
@@ -107,11 +110,14 @@ def test_actors_start_node_by_node(
 
 
 def test_the_largest_pool_is_reserved_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else small ones may leave it a part of each node; devices are numbered in the order of the pools."""
-    reserved, started = list[int](), list[tuple[int, int]]()
+    """Else small ones may leave it a part of each node; devices are numbered in the order of the pools.
+
+    One that fits a node is to lie in one.
+    """
+    reserved, started = list[tuple[int, str]](), list[tuple[int, int]]()
 
     def group(bundles: list[dict[str, float]], *, strategy: str) -> SimpleNamespace:
-        reserved.append(len(bundles))
+        reserved.append((len(bundles), strategy))
         return SimpleNamespace(wait=lambda _: True, is_empty=False, size=len(bundles), strategy=strategy)
 
     def options(*, scheduling_strategy: PlacementGroupSchedulingStrategy, **_: object) -> SimpleNamespace:
@@ -129,9 +135,10 @@ def test_the_largest_pool_is_reserved_first(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(ray, "remote", lambda _: SimpleNamespace(options=options))
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "nodes", list)
+    monkeypatch.setattr(state, "available_resources_per_node", lambda: {"a": {"CPU": 2.0}, "b": {"CPU": 2.0}})
     job = RayCluster(None, timeout_s=TIMEOUT_S)
     job.start([ResourcePool(str(size), size, ()) for size in (1, 3, 2)])
-    assert reserved == [3, 2, 1]
+    assert reserved == [(3, "PACK"), (2, "STRICT_PACK"), (1, "STRICT_PACK")]
     assert started == [(0, 1), *((rank, 3) for rank in (1, 2, 3)), (4, 2), (5, 2)]
 
 
