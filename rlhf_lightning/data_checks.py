@@ -162,5 +162,10 @@ def check_validates(trainer: Trainer, stage: str, *, name: str) -> None:
             "Try --trainer.limit_val_batches 1.0."
         )
     data = row_data(trainer)
+    if stage == "fit" and data is None and not trainer.enable_validation:
+        raise ValueError(
+            f"{name}: there are no held-out rows, so nothing is ever validated. Type "
+            "trainer.fit(..., val_dataloaders=...), or give the data module a val_dataloader."
+        )
     if stage in ("fit", "validate") and data is not None:
         check_held_out(data, what=name)

@@ -200,6 +200,14 @@ class Unstartable(Local):
         raise AssertionError("the devices were started")
 
 
+def test_loaders_of_which_none_is_held_out_are_refused(tmp_path: Path) -> None:
+    run, loader = trainer_in(tmp_path, [SecondReward("length")]), data()
+    with pytest.raises(
+        ValueError, match=r"^SecondReward: there are no held-out rows.* val_dataloaders=\.\.\."
+    ):
+        run.fit(Scripted(), loader)
+
+
 def test_refused_before_any_worker_starts(tmp_path: Path) -> None:
     def refused(
         second: SecondReward, *, limit: float = 1.0, data: TaskData | None = None, sft: bool = False
