@@ -130,6 +130,8 @@ class RayCluster:
                 with fewer devices.
         """
         logging.getLogger("ray._private.worker").addFilter(_is_untold)
+        # It warns of a store for which /dev/shm has no room, and of several clusters where one is sought.
+        logging.getLogger("ray._private.services").setLevel(logging.WARNING)
         self.check(needed)
         if ray.is_initialized():
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 from contextlib import nullcontext
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import ray
 import torch
+from ray._private import services
 
 from rlhf_lightning.controller import cluster, connection
 from rlhf_lightning.controller.cluster import RayCluster
@@ -42,6 +44,18 @@ def test_where_a_job_finds_its_ray(
         )
     RayCluster(None, timeout_s=TIMEOUT_S).connect(99)
     assert told == begun
+
+
+def test_what_ray_warns_of_as_it_starts_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store of a container with a /dev/shm of 64 MiB is on its disk, and `auto` may find two clusters."""
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1})
+    with caplog.at_level(logging.ERROR, "ray"), caplog.at_level(logging.NOTSET, services.logger.name):
+        assert not services.logger.isEnabledFor(logging.WARNING)
+        RayCluster(None, timeout_s=TIMEOUT_S).connect(1)
+        assert services.logger.isEnabledFor(logging.WARNING)
 
 
 @pytest.mark.parametrize(
