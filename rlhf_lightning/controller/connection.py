@@ -181,6 +181,13 @@ def join(address: str, origin: str = OPTION) -> None:
     try:
         with _heeding_sigterm(), _uninterrupted(signal.SIGINT):
             ray.init(address=address, **_QUIET)
+    except RuntimeError as err:
+        if not str(err).startswith("Version mismatch"):
+            raise
+        raise ValueError(
+            f"{said}. {' '.join(str(err).split())}. Start Ray on all nodes from the environment of this "
+            "command, or run it in theirs."
+        ) from err
     except (ConnectionError, AuthenticationError) as err:  # there is no token here
         raise ValueError(
             f"{said} ({err}). One that asks for a token wants RAY_AUTH_MODE=token here, too, its token in "

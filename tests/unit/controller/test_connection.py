@@ -213,6 +213,28 @@ def test_a_cluster_that_refuses_is_told(
         join("10.0.0.1:6379", origin)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "kind", "told"),
+    [
+        (
+            "Version mismatch: with:\n  Ray: 2.59\n",
+            ValueError,
+            r"^strategy.* with: Ray: 2\.59\. Start .*theirs",
+        ),
+        ("can't start new thread", RuntimeError, r"^can't start new thread$"),
+    ],
+)
+def test_a_cluster_of_another_version_is_told(
+    monkeypatch: pytest.MonkeyPatch, theirs: str, kind: type[Exception], told: str
+) -> None:
+    def refuse(**_: object) -> None:
+        raise RuntimeError(theirs)
+
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(kind, match=told):
+        join("auto")
+
+
 def test_a_machine_that_is_no_node_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = list[object]()
     monkeypatch.setattr(ray, "init", lambda **given: begun.append(given))
