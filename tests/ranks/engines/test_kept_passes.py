@@ -19,6 +19,7 @@ from rlhf_lightning.algos import GRPO, PPO, SFT
 from rlhf_lightning.callbacks import SampledValidation, SampleTable
 from rlhf_lightning.data import TaskData
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head
+from rlhf_lightning.functional import DistillationLoss
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.strategies import Local
@@ -161,6 +162,19 @@ def test_a_loss_without_the_entropy_does_not_see_it(paths: dict[str, Path]) -> N
     same(gradients(keeping, blind), gradients(plain, blind))
 
 
+def test_a_loss_that_asks_for_candidates_gets_a_pass_of_its_own(paths: dict[str, Path]) -> None:
+    rows = tiny.rows()
+    rows["candidate_ids"] = rows["response_ids"][..., None].expand(-1, -1, 2).int()
+    rows["candidate_ref_log_probs"] = torch.full((*rows["response_ids"].shape, 2), -3.0)
+    found = []
+    for kept in (0, 1000):
+        engine = made(paths["lm"], kept=kept)
+        evaluate(engine)
+        engine.accumulate(rows, DistillationLoss(), tiny.counts(), temperature=0.7)
+        found.append(tiny.gradients(engine))
+    same(found[1], found[0])
+
+
 def test_recomputed_layers_are_spared_one_of_two_passes(paths: dict[str, Path]) -> None:
     plain, thrifty = made(paths["lm"]), made(paths["lm"], gradient_checkpointing=True)
     evaluate(thrifty)
@@ -178,6 +192,7 @@ def test_what_is_kept_is_freed_with_the_update_or_the_next_pass(paths: dict[str,
     ends: list[Callable[[], object]] = [
         lambda: gradients(engine),
         lambda: evaluate(engine),
+        lambda: engine.infer(tiny.rows()[:1], temperature=0.7, keep=True),
         engine.optimizer_step,
         lambda: engine.offload(["optimizer"]),
     ]
