@@ -14,7 +14,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head
 from rlhf_lightning.engines.fsdp.shards import layers_of
-from rlhf_lightning.engines.packed.last_mlp import needed_tokens
+from rlhf_lightning.engines.packed.last_mlp import needed_tokens, shorten_last_mlp
 from rlhf_lightning.engines.packed.packing import pack
 from tests.unit.engines import tiny
 from tests.unit.engines.tiny import Fit
@@ -132,6 +132,14 @@ def test_what_is_skipped_is_a_share_of_what_is_computed() -> None:
 @pytest.mark.parametrize(("tokens", "left_out"), [(10, True), (9, False)])
 def test_a_tenth_of_the_tokens_is_worth_skipping(tokens: int, left_out: bool) -> None:
     assert (needed_tokens(torch.arange(9), tokens=tokens) is not None) == left_out
+
+
+def test_a_layer_that_calls_it_otherwise_stays_whole() -> None:
+    """As Granite's mixtures of experts do."""
+    layer = nn.Linear(2, 2)
+    shorten_last_mlp([])
+    shorten_last_mlp([layer])
+    assert not layer._forward_pre_hooks
 
 
 def test_compiled_layers_stay_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
