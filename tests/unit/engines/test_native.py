@@ -143,6 +143,14 @@ def test_shared_prompts_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert widths == [10] + [5] * 6
 
 
+def test_prompts_go_together_up_to_the_budget_and_a_longer_one_alone() -> None:
+    module, fed = decoder("mistral"), list[int]()
+    module.get_input_embeddings().register_forward_pre_hook(lambda _, ids: fed.append(ids[0].shape[1]))
+    rows, once = table(token_lists([3, 7, 4, 12, 1, 2])), Sampling(max_new_tokens=1)
+    generate(module, rows, once, config=Native(prefill_tokens=10))
+    assert fed == [3 + 7, 4, 12, 1 + 2]
+
+
 def test_a_stop_token_ends_its_row() -> None:
     module, rows = decoder("llama"), table(token_lists(LENGTHS))
     free = generate(module, rows, Sampling(max_new_tokens=16))["response_ids"]
