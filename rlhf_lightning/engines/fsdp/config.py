@@ -130,7 +130,7 @@ class FSDP(TrainConfig):
     @property
     def shared_by(self) -> int:
         """See `TrainConfig.shared_by`."""
-        return self.shard if self.shard > 1 else 0
+        return self.shard
 
     def reshards(self, *, on_cpu: bool) -> bool:
         """See `TrainConfig.reshards`: the option, or by default what suits the device."""
