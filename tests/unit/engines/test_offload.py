@@ -16,6 +16,7 @@ from tests.unit.pretended import GPU, pretended
 
 KIB = 2**10
 MIB = 2**20
+RESIZE = torch.UntypedStorage.resize_
 
 
 class Pinning(TorchFunctionMode):
@@ -47,6 +48,12 @@ def written(size: int, number: int) -> Tensor:
     found = torch.full((size,), number, dtype=torch.uint8, device=GPU)
     found[::KIB] = torch.arange(len(found[::KIB]), device=GPU) % 251
     return found
+
+
+def _with_noise(storage: torch.UntypedStorage, size: int) -> None:
+    """Make a storage larger, as a device does: with whatever was there before."""
+    RESIZE(storage, size)
+    torch.empty(0, dtype=torch.uint8).set_(storage).fill_(7)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +102,18 @@ def test_what_is_on_the_host_anyway_stays_and_counts_there() -> None:
         assert (parts.size_bytes, here.untyped_storage().nbytes()) == (KIB, 3 * KIB)
         parts.reload(["optimizer"])
         assert parts.memory(tensors_of) == held
+
+
+def test_what_holds_zeros_is_freed_and_made_anew() -> None:
+    with pretended():
+        gradient = torch.zeros(KIB, device=GPU)
+        parts = OffloadedParts("model", device=GPU)
+        parts.offload(["gradients"], lambda _: [gradient], zeros=["gradients"])
+        assert gradient.untyped_storage().nbytes() == parts.memory(lambda _: [gradient])["host"] == 0
+        assert parts.size_bytes == 4 * KIB
+        with mock.patch.object(torch.UntypedStorage, "resize_", _with_noise):
+            parts.reload(["gradients"])
+        assert torch.equal(gradient, torch.zeros(KIB, device=GPU))
 
 
 def test_a_node_without_memory_to_pin_says_whose_and_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
