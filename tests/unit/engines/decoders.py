@@ -73,7 +73,9 @@ _OPTIONS["phi3"] = {
 }
 MASKED = {"num_experts_per_tok": 2, "sliding_window": WINDOW}
 _OPTIONS["phimoe"] = {**_ROPE, **MASKED, "num_local_experts": 4}
-_OPTIONS["qwen2_moe"] = {
+MIXED = "qwen2_moe"
+"""Its first layer has a window, the other none."""
+_OPTIONS[MIXED] = {
     **_ROPE,
     **MASKED,
     "num_experts": 4,
@@ -82,8 +84,8 @@ _OPTIONS["qwen2_moe"] = {
     "use_sliding_window": True,
     "max_window_layers": 1,
 }
-WINDOWED = ("mistral", "phimoe", "qwen2_moe")
-"""Those with windows; the mixtures of experts tell them to their mask alone, Qwen2-MoE of its first layer."""
+WINDOWED = ("mistral", "phimoe", MIXED)
+"""Those with windows; the mixtures of experts tell them to their mask alone."""
 
 
 def decoder(kind: str) -> PreTrainedModel:

@@ -20,6 +20,7 @@ from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines.decoders import (
     KINDS,
+    MIXED,
     NARROW,
     ORIGINAL,
     VOCAB,
@@ -60,7 +61,7 @@ def greedy(module: PreTrainedModel, prompt: Tensor, count: int) -> Tensor:
     return ids[0, len(prompt) :]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *NARROW])
+@pytest.mark.parametrize("kind", [*KINDS, *NARROW, MIXED])
 def test_greedy_is_what_transformers_generates(kind: str) -> None:
     module, prompts = decoder(kind), token_lists(LENGTHS[:4])
     expected = [greedy(module, prompt, 12) for prompt in prompts]
