@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlhf_lightning.engines import FSDP, FSDPEngine, Head, optimizer
 from rlhf_lightning.engines.fsdp.mesh import mesh_groups, model_mesh
+from rlhf_lightning.engines.fsdp.replica import Replica
 from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.spec import ModelSpec
 from tests.unit import spmd
@@ -194,6 +195,15 @@ def test_a_division_that_leaves_ranks_over_is_refused() -> None:
 def test_one_rank_with_rows_has_all_of_a_copy_whatever_is_said() -> None:
     FSDP(shard=2, tensor=2).check_ranks(1)
     assert set(mesh_groups([[4, 5]], shard=2)) == {(4, 5)}
+
+
+def alone(group: dist.ProcessGroup, spec: ModelSpec) -> bool:
+    """Whether a model in a group of one rank is whole there."""
+    return isinstance(FSDPEngine(spec, group=group)._weights, Replica)
+
+
+def test_a_rank_in_a_group_of_its_own_divides_nothing(paths: dict[str, Path]) -> None:
+    assert spmd.run(1, alone, tiny.spec(paths["lm"])) == [True]
 
 
 def groups_of(group: dist.ProcessGroup, shard: int) -> list[str]:

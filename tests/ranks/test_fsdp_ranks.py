@@ -152,6 +152,7 @@ def scored(group: dist.ProcessGroup, spec: ModelSpec) -> tuple[Tensor, dict[str,
     """Outputs of this rank's rows, bytes, and the whole weights."""
     engine = FSDPEngine(spec, group=group, config=FSDP(max_tokens_per_micro_batch=20))
     outputs = engine.infer(tiny.rows()[own(group)], temperature=1.0)["log_probs"]
+    assert all(isinstance(p, DTensor) for p in engine._root.parameters()), "what was gathered is freed"
     return outputs, engine.memory(), engine.give_weights()
 
 

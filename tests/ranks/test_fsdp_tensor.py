@@ -185,6 +185,7 @@ def test_divided_layers_learn_what_whole_ones_do(
 def in_bfloat16(place: Place, spec: ModelSpec) -> tuple[list[float], Tensor]:
     """Norms of three steps, and how far the weights moved."""
     engine = place.engine(spec)
+    assert {weight.dtype for _, weight in engine.weights()} == {torch.bfloat16}
     before = engine.give_weights()
     return [place.step(engine) for _ in range(3)], engine.give_weights() - before
 
