@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -143,13 +144,29 @@ def test_bfloat16_is_near_float32_and_keeps_float32_masters(paths: dict[str, Pat
     assert tiny.distance(gradients(engine), exact.gradients) < 3e-2
     assert {gradient.dtype for gradient in gradients(engine).values()} == {torch.float32}
     before = {name: p.detach().clone() for name, p in engine._weights.masters.items()}
+    version = engine.version
     engine.optimizer_step()
+    assert engine.version > version
     with engine.gathered() as module:
         for name, parameter in module.named_parameters():
             master = engine._weights.masters[name]
             assert master.dtype == torch.float32
             assert not torch.equal(master, before[name])
             assert torch.equal(parameter, master.bfloat16())
+    masters = torch.cat([master.detach().flatten() for master in engine._weights.masters.values()])
+    assert torch.equal(engine.give_weights(), masters)
+    assert not len(engine.give_weights(wanted=False))
+
+
+def test_weights_do_not_follow_the_file_that_they_were_read_from(
+    paths: dict[str, Path], tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(paths["lm"], tmp_path / "model"))
+    engine = FSDPEngine(tiny.spec(path))
+    before = engine.give_weights()
+    with (path / "model.safetensors").open("r+b") as file:
+        file.write(bytes((path / "model.safetensors").stat().st_size))
+    assert torch.equal(engine.give_weights(), before)
 
 
 def test_a_model_that_nothing_trains_is_held_once(paths: dict[str, Path]) -> None:
@@ -162,6 +179,10 @@ def test_a_model_that_nothing_trains_is_held_once(paths: dict[str, Path]) -> Non
     assert torch.equal(found, expected)
     follows = FSDPEngine(Reference(path=str(paths["lm"]), dtype="bfloat16", decay=0.5))
     assert follows.memory()["parameters"] == 6 * count
+    tiny.step(trained)
+    follows.follow_weights(trained.give_weights(), decay=0.0)
+    found, expected = (e.infer(tiny.rows(), temperature=1.0)["log_probs"] for e in (follows, trained))
+    assert torch.equal(found, expected)
 
 
 def test_a_missing_column_is_named(paths: dict[str, Path]) -> None:
@@ -175,6 +196,13 @@ def test_a_response_without_a_prompt_is_refused(paths: dict[str, Path]) -> None:
     rows["prompt_mask"][4] = False
     with pytest.raises(ValueError, match="has a response but no prompt"):
         FSDPEngine(tiny.spec(paths["lm"])).infer(rows, temperature=1.0)
+
+
+@pytest.mark.parametrize(("devices", "fitting"), [(2, 4), (6, 4)])
+def test_devices_that_layers_are_not_divided_over_are_refused(devices: int, fitting: int) -> None:
+    said = rf"tensor=4: 4 does not divide the {devices} devices of actor\. Try {fitting} devices for it\."
+    with pytest.raises(ValueError, match=said):
+        FSDP(tensor=4).layout(devices, name="actor")
 
 
 def test_a_budget_of_no_tokens_is_refused() -> None:
