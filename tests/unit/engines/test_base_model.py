@@ -105,6 +105,15 @@ def test_it_comes_and_goes_with_the_weights_it_shares(spec: ModelSpec) -> None:
     actor.optimizer_step()
 
 
+def test_the_actor_learns_from_no_pass_of_the_base_model(spec: ModelSpec) -> None:
+    actor = train_engine(replace(spec, lora=LoRA(rank=2)), head="lm", seat=SEAT, config=FSDP(kept_tokens=999))
+    below = shared_base_model(spec, seat=SEAT)
+    assert below is not None
+    below.infer(tiny.rows(), temperature=1.0, keep=True)
+    actor.accumulate(tiny.rows(), tiny.Fit(), tiny.counts(), temperature=1.0)
+    assert actor.optimizer_step()["grad_norm"] > 0
+
+
 def test_a_base_model_only_computes_log_probs(spec: ModelSpec, tmp_path: Path) -> None:
     actor = adapted(spec)
     below = shared_base_model(spec, seat=SEAT)

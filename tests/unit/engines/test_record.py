@@ -221,6 +221,14 @@ def test_where_it_does_not_pay_nothing_is_recorded(
     assert recomputes(engine, rows, monkeypatch)
 
 
+def test_layers_that_are_compiled_are_given_no_products(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlhf_lightning.engines.fsdp.engine.compile_layers", lambda layers: None)
+    config = FSDP(kept_tokens=1000, compile_layers=True)
+    assert FSDPEngine(tiny.spec(written(tmp_path)), config=config)._record is None
+
+
 def test_room_for_all_tokens_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = made(written(tmp_path), kept=5 * (7 + 8))
     rows = generator(engine)(asked(7, 7, 7, 7, 7))
