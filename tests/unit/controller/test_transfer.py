@@ -103,8 +103,9 @@ class Pairs:
 @pytest.mark.parametrize("transfer", [DP, DP_METRIC, MICRO_DP])
 def test_rows_that_an_argument_compares_stay_on_one_rank(transfer: Transfer) -> None:
     layout = ParallelLayout(d=4)
-    for by, sizes in ((Pairs(), [2, 2, 2, 4]), (Pairs(rows_together=1), [2, 3, 2, 3])):
-        shares = transfer.distribute(layout, Inputs(numbers(10), {"by": by}))
+    one = Pairs(rows_together=1)
+    for by, sizes in ((Pairs(), [2, 2, 2, 4]), (one, [2, 3, 2, 3])):
+        shares = transfer.distribute(layout, Inputs(numbers(10), {"by": by, "beside": one}))
         assert sorted(len(share.batch) for share in shares.values()) == sorted(sizes)
 
 
@@ -202,6 +203,7 @@ def test_a_protocol_of_a_user_splits_and_joins_its_own_way() -> None:
         (ParallelLayout(1, 4, 2, generation=Generation(1, 2)), [[0, 2], [1, 3], [4, 6], [5, 7]]),
         (ParallelLayout(1, 4, 2, generation=Generation(1, 2, "vanilla")), [[0, 1], [2, 3], [4, 5], [6, 7]]),
         (ParallelLayout(2, 2, 1, generation=Generation(1, 1)), [[0], [1], [2], [3]]),
+        (ParallelLayout(2, 1, 2, "tdp", Generation(1, 1)), [[0], [2], [1], [3]]),
         (ParallelLayout(2, 2, 2), [[0, 1, 2, 3], [4, 5, 6, 7]]),
         (ParallelLayout(d=3), [[0], [1], [2]]),
     ],
