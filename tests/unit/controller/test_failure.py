@@ -34,10 +34,14 @@ def there() -> Iterator[Pretended]:
 
 
 def pending(
-    there: Pretended, *ends: object, made_s: tuple[float, ...] = (), bytes_made: object = 0
+    there: Pretended,
+    *ends: object,
+    made_s: tuple[float, ...] = (),
+    bytes_made: object = 0,
+    told_s: float = 0.0,
 ) -> list[Pending]:
     """Calls a, b, ... with these ends, at once where no time is given."""
-    actor = Actor(made_bytes=lambda _: there.ref(bytes_made)).handle
+    actor = Actor(made_bytes=lambda _: there.ref(bytes_made, here_s=told_s)).handle
     times = made_s or (0.0,) * len(ends)
     refs = [there.ref(end, made_s=time) for end, time in zip(ends, times, strict=True)]
     return [Pending(ref, name, actor, f"role.{name}") for name, ref in zip("abc", refs, strict=False)]
@@ -101,15 +105,19 @@ def test_a_failure_of_a_call_that_has_ended_is_of_what_was_read(there: Pretended
 
 @pytest.mark.parametrize("kind", [ObjectStoreFullError, OutOfDiskError])
 @pytest.mark.parametrize(
-    ("made", "what"),
-    [(3 * 2**20, "its columns of 3.0 MiB"), (RaySystemError("gone"), "its columns")],
-    ids=["size", "none"],
+    ("made", "told_s", "what"),
+    [
+        (3 * 2**20, 0.0, "its columns of 3.0 MiB"),
+        (RaySystemError("gone"), 0.0, "its columns"),
+        (3 * 2**20, 99.0, "its columns"),
+    ],
+    ids=["size", "none", "late"],
 )
 def test_a_full_store_is_told_with_what_found_no_room(
-    there: Pretended, kind: type[RayError], made: object, what: str
+    there: Pretended, kind: type[RayError], made: object, told_s: float, what: str
 ) -> None:
     full = raised(kind())
-    calls = pending(there, "fine", full, bytes_made=made)
+    calls = pending(there, "fine", full, bytes_made=made, told_s=told_s)
     assert str(explained(full, calls, reading="x")).startswith(f"b: {FULL.format(what)}")
     given = r"^x: no room for 3\.0 MiB of the controller in"
     with pytest.raises(WorkerError, match=given), room_for("x", 3 * 2**20):

@@ -8,7 +8,10 @@ import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
 
-from rlhf_lightning.controller import DP, Batch, WorkerGroup, register
+from rlhf_lightning.controller import DP, Batch, WorkerError, WorkerGroup, register
+from rlhf_lightning.controller.block import encode
+from rlhf_lightning.controller.call import Call, ColumnInput
+from rlhf_lightning.controller.device import Device
 from rlhf_lightning.parallel import ParallelLayout
 from tests.ray.echo import Echo
 from tests.unit.controller.devices import Devices, host
@@ -29,6 +32,12 @@ class Keeping(Echo):
         for kept, number in zip(self.log, rows["n"].tolist(), strict=True):
             kept.append(number)
         return {"total": self.sums, "log": self.log}  # type: ignore[return-value]
+
+    @register(transfer=DP, reads=("n",), returns=("n",))
+    def change(self, rows: TensorDict) -> TensorDict:
+        """Write into what is frozen, and is no role."""
+        ParallelLayout().p = 2  # type: ignore[misc]
+        return rows
 
     @register(transfer=DP, reads=("n",), returns=("hits",))
     def find(self, rows: TensorDict) -> TensorDict:
@@ -69,6 +78,21 @@ def test_what_a_method_returned_stays_as_it_was() -> None:
     assert second["total"].tolist() == [2, 4]
     assert first.objects("log") == [[1], [2]]
     assert second.objects("log") == [[1, 1], [2, 2]]
+
+
+def test_a_device_knows_how_much_a_call_made() -> None:
+    device = Device(0)
+    host(device, Keeping(), ParallelLayout())
+    columns = (ColumnInput("n", (slice(0, 2),)),)
+    device.call(Call("echo", "count", 0, 2, columns, {}, ("total",)), encode(torch.tensor([1, 2])))
+    assert device.made == {"echo.count": 8}
+
+
+def test_what_is_frozen_and_no_role_is_not_said_to_be_one() -> None:
+    role, batch = keeping(1), Batch.of({"n": torch.tensor([1])})
+    with pytest.raises(WorkerError, match="cannot assign to field 'p'") as told:
+        role.change(batch)
+    assert "its fields are options" not in str(told.value)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
