@@ -12,7 +12,10 @@ import torch
 
 from rlhf_lightning.controller import Caller, Remote, Worker
 from rlhf_lightning.controller.call import Call
+from rlhf_lightning.controller.device import Device
 from rlhf_lightning.controller.residents import GPUGauge, Residents
+from rlhf_lightning.parallel import ParallelLayout
+from tests.unit.controller.devices import host
 
 PPO = (
     ("actor", "generate", 30),
@@ -102,6 +105,15 @@ class Bench:
         for role in self.roles.values():
             role.moves = 0
         return found
+
+
+@pytest.mark.parametrize("offload", [True, False])
+def test_a_model_that_was_built_makes_room_for_the_next(*, offload: bool) -> None:
+    device, role = Device(0), Sized(40)
+    device.offload = offload
+    role.reload()
+    host(device, role, ParallelLayout())
+    assert role.away == offload
 
 
 def test_where_all_have_room_nothing_moves_once_every_call_was_seen() -> None:

@@ -12,7 +12,7 @@ from rlhf_lightning.controller.room import check_room, held
 
 OR = " (--strategy colocated takes any number), or"
 """What follows fewer devices, before other advice."""
-FEW = (("head", 64, 0), ("a", 4, 8), ("b", 2, 8), ("c", 8, 8))
+FEW = (("head", 64, 0), ("a", 4, 8), ("b", 2, 6), ("c", 8, 8))
 """Of each node: its name, CPUs and GPUs."""
 
 
@@ -34,7 +34,8 @@ def test_gpus_for_which_their_node_has_no_cpu_are_told(monkeypatch: pytest.Monke
     with pytest.raises(
         ValueError,
         match=r"need 15 devices, each of one CPU and one GPU of a node, and there is room for 14: a has 4 "
-        rf"CPUs for 8 GPUs, b has 2 CPUs for 8 GPUs\. Try --strategy\.devices 14{re.escape(OR)} `ray start`",
+        rf"CPUs for 8 GPUs, b has 2 CPUs for 6 GPUs\. Try --strategy\.devices 14{re.escape(OR)} `ray start` "
+        r"with --num-cpus 8 there\.",
     ):
         check_room(15, "GPU")
     nodes(monkeypatch, ("head", 64, 0), ("a", 0, 8))
