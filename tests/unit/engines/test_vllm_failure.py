@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from rlhf_lightning.engines import VLLM
+from rlhf_lightning.engines.exchange import UnfitError
 from rlhf_lightning.engines.vllm.failure import VLLMError, failing
 
 LESS = "Try less than strategy.settings.vllm.kv_cache_gib=0.0 (0: the default), gpu_memory_utilization=0.4 or"
@@ -45,6 +48,16 @@ def test_a_lack_of_memory_is_answered_with_the_options_that_take_it(theirs: str,
         raise ValueError(theirs)
     said = theirs.removesuffix(".")
     assert str(told.value).startswith(f"vLLM failed to start: ValueError: {said}. {advice}")
+
+
+def test_a_host_without_memory_may_give_no_reason() -> None:
+    with pytest.raises(VLLMError, match=rf"MemoryError.* {re.escape(LESS)}"), failing("to start", VLLM()):
+        raise MemoryError
+
+
+def test_weights_of_another_model_are_told_as_they_are() -> None:
+    with pytest.raises(UnfitError, match=r"^m: was given no a\.$"), failing("to start", VLLM()):
+        raise UnfitError("m: was given no a.")
 
 
 def test_a_cache_of_a_given_size_is_not_said_to_grow_with_the_share_of_the_gpu() -> None:
