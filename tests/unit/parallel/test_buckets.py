@@ -60,6 +60,13 @@ def test_the_way_suits_the_owners(case: Case, hows: dict[str, str]) -> None:
     assert {name: found[name] for name in hows} == hows
 
 
+def test_what_stands_at_the_ends_comes_after_a_layer_that_all_members_have() -> None:
+    case = Case((2, 1, 1), (1, 1))
+    found = buckets(case.params, case.stages, case.layout.generating, stage=0)
+    layers = [all(isinstance(q.place, int) for slot in bucket for q in slot.params) for bucket in found]
+    assert layers == [True, False, True]
+
+
 def test_a_piece_comes_from_the_nearest_stage_and_there_from_the_nearest_chunk() -> None:
     tied = Sharded("tied", (8, 4), "ends", 0)
     layout = ParallelLayout(4, 2, generation=Generation(1, 1))
