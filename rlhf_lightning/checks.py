@@ -163,7 +163,7 @@ def _check_models(algorithm: RLHFAlgorithm, *, generates: bool) -> None:
             if role.head == "lm":
                 check_language(role)
             elif task == "fit" or role.needed_to_validate or name in algorithm.validates:  # it is built
-                check_head(role, needed=isinstance(role, Judge))
+                check_head(role)
         if isinstance(role, Actor):
             _check_stops(name, role)
         retold = role.own_tokens or (isinstance(role, Judge) and role.retelling)

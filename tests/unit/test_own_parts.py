@@ -1,18 +1,22 @@
-"""An algorithm's own parts in the wrong place: what is asked of a handle, a set-up of the user's own."""
+"""An algorithm's own parts that cannot work: calls on a handle, a set-up, a role without a head."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from rlhf_lightning.algorithm import RLHFAlgorithm
+from rlhf_lightning.algos import PPO
 from rlhf_lightning.controller import Batch, Metrics
 from rlhf_lightning.data import TaskData
+from rlhf_lightning.engines import Head
 from rlhf_lightning.strategies import Local
-from rlhf_lightning.workers import Actor
-from tests.unit.algos.short import trainer
+from rlhf_lightning.workers import Actor, Role
+from tests.unit.algos.short import refusal, trainer
+from tests.unit.algos.small import write_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,3 +78,24 @@ class Halving(Watching):
 
 def test_what_a_set_up_sets_is_checked(tmp_path: Path) -> None:
     refused(Halving(), tmp_path, r"^Halving\(rows=2\.0\): has to be of type int")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frozen(Role):
+    """A number for each token, by weights that nothing trains."""
+
+    head: ClassVar[Head] = "scalar"
+
+
+class Rated(PPO):
+    """Has such a model beside those of PPO."""
+
+    rating: Frozen = field(default_factory=Frozen)
+
+
+def test_a_role_that_does_not_learn_has_the_head_that_it_reads(tmp_path: Path) -> None:
+    told = refusal(Rated(), tmp_path)
+    assert told.startswith("rating.path=embedded: its weights have no score.weight, the head")
+    bare = write_model(tmp_path / "bare")
+    told = refusal(Rated(rating=Frozen(path=bare)), tmp_path)
+    assert told.startswith(f"rating.path={bare}: holds a config.json without weights")

@@ -71,14 +71,13 @@ def check_adapters(spec: ModelSpec, head: Head) -> None:
     _meta_model(spec, head)
 
 
-def check_head(spec: ModelSpec, *, needed: bool) -> None:
-    """Refuse a family without heads, a head of several outputs, and weights without one where it is needed.
+def check_head(spec: ModelSpec) -> None:
+    """Refuse a family without heads, a head of several outputs, and weights without one that nothing trains.
 
     The weights of a hub name are looked at as they are loaded.
 
     Args:
         spec: of a model that computes one number per token.
-        needed: whether to refuse weights without a head, or none at all: nothing would train fresh ones.
 
     Raises:
         ValueError: transformers has no head for the model's family, the head has several outputs, or it or
@@ -91,7 +90,7 @@ def check_head(spec: ModelSpec, *, needed: bool) -> None:
             "sequence classification, and so no head of one output. Type the path of a model of another "
             "family, such as Llama, Qwen2, Qwen3, Mistral or Gemma."
         )
-    if needed and not spec.weights_change and is_fresh(spec):
+    if not spec.weights_change and is_fresh(spec):
         raise ValueError(
             f"path={spec.path}: holds a config.json without weights, and a fresh reward or cost model, which "
             "nothing trains, would make its scores up. Type the directory of a sequence-classification model "
@@ -99,7 +98,7 @@ def check_head(spec: ModelSpec, *, needed: bool) -> None:
         )
     shapes = _headers(spec)
     head = next((names[HEAD] for names in shapes if HEAD in names), None)
-    if shapes and head is None and needed:
+    if shapes and head is None and not spec.weights_change:
         raise headless(spec)
     if head is not None and head[0] != 1:
         raise ValueError(
