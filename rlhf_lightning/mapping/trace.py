@@ -169,7 +169,7 @@ def trace(algorithm: Traceable, batch: Batch) -> Dataflow:
         raise ValueError(
             f"{type(algorithm).__name__}: its dataflow is read by running `step` once on {len(batch)} "
             f"made-up rows, and that failed: {type(err).__name__}: {str(err).removesuffix('.')}"
-            f"{'. Metrics of your own, and fields of rows, may be missing there: use .get' * lacking}"
+            f"{'. Most metrics are missing there, and fields of rows may be: use .get' * lacking}"
             f"{'. `rlhf map` does not run `setup`, and what it makes is missing' * unmade}"
             ". Values and columns of methods of your own are made up there: where `step` needs true ones, "
             "give a run the placement, --strategy.mapping.pools "

@@ -207,10 +207,24 @@ def test_the_raw_rows_are_those_of_the_data(tmp_path: Path) -> None:
     data = PromptData(path=str(file), tokenizer="embedded", batch_size=3)
     data.setup("fit")
     algorithm = Hinted(group_size=2)
-    with pytest.raises(ValueError, match=r"KeyError: 'hint'\. Metrics of your own, and fields of rows"):
+    with pytest.raises(ValueError, match=r"KeyError: 'hint'\. Most metrics are missing there"):
         read_dataflow(algorithm, 4)
     algorithm._trainer = cast(Trainer, SimpleNamespace(datamodule=data, state=TrainerState()))
     assert read(read_dataflow(algorithm, 4)) == read(read_dataflow(GRPO(group_size=2), 4))
+
+
+class Adaptive(GRPO):
+    """Reads a metric of a built-in loss that no recorded update reports."""
+
+    def step(self, batch: Batch) -> Metrics:
+        """As GRPO does, and looks at the divergence."""
+        metrics = super().step(batch)
+        return metrics | {"mine/kl": metrics.fetch()["actor/kl_loss"]}
+
+
+def test_built_in_metrics_may_be_missing_too() -> None:
+    with pytest.raises(ValueError, match=r"KeyError: 'actor/kl_loss'\. Most metrics are missing there"):
+        read_dataflow(Adaptive(group_size=2), 4)
 
 
 class Logged(GRPO):
