@@ -280,9 +280,13 @@ def response_metrics(batch: Batch, *, actor: Actor, parts: Sequence[str]) -> dic
             without, where nothing has scored them.
         actor: the actor that gave them.
         parts: names of the parts that add up to each score: reward functions and the reward model.
+
+    Raises:
+        ValueError: the actor has not drawn all of them.
     """
     if not len(batch):
         return {}
+    _check_drawn(batch)
     if "row_tokens" not in batch and "scores" in batch:
         batch |= row_totals(batch["scores"], batch["response_mask"])
     tokens = batch["row_tokens"] if "row_tokens" in batch else batch["response_mask"].sum(dim=1)
@@ -308,6 +312,16 @@ def response_metrics(batch: Batch, *, actor: Actor, parts: Sequence[str]) -> dic
         mismatch = kl_estimate(batch["rollout_log_probs"], batch["log_probs"], "k3", mask=mask)
         found["actor/mismatch_kl"] = float(masked_mean(mismatch, mask))
     return found
+
+
+def _check_drawn(batch: Batch) -> None:
+    """Refuse rows that are not all answers which an actor has drawn."""
+    if "row_truncated" not in batch:
+        raise ValueError(
+            "rollout_metrics describes answers that the actor has drawn, and the batch has no "
+            "'row_truncated', which generate_sequences makes. Where given answers stand beside them, score "
+            "and describe the drawn ones before the two are joined."
+        )
 
 
 def per_token(rows: Batch, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[object]]:

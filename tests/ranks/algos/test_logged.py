@@ -136,6 +136,13 @@ def test_answers_to_a_prompt_are_counted_for_whoever_asks(groups: list[int], eac
     assert response_metrics(batch, actor=Actor(), parts=())["response/samples_per_prompt"] == each
 
 
+def test_given_answers_are_not_described() -> None:
+    drawn = Batch.of({"response_mask": torch.ones(2, 2), "row_truncated": torch.zeros(2, dtype=torch.bool)})
+    whole = Batch.joined([Batch.of({"response_mask": torch.ones(2, 2)}), drawn])
+    with pytest.raises(ValueError, match=r"^rollout_metrics describes .* no 'row_truncated'.*before the two"):
+        response_metrics(whole, actor=Actor(), parts=())
+
+
 def test_a_method_takes_as_long_as_on_its_slowest_device() -> None:
     seconds = ((1, 3.0), (0, 1.0), (1, 2.0), (0, 1.0))
     calls = [CallReport("actor", "update_actor", rank, 0.0, s, 2_000_000_000, None) for rank, s in seconds]
