@@ -165,7 +165,8 @@ class Batch:
         value = self.column(name).fetch(name)
         if not isinstance(value, torch.Tensor):
             raise TypeError(
-                f"column {name!r} holds Python objects, not numbers: read it with batch.objects({name!r})."
+                f"column {name!r} is a list of Python objects: read it with batch.objects({name!r}). Numbers "
+                f"to compute with are added as a tensor: batch | {{{name!r}: torch.tensor(...)}}."
             )
         return value
 

@@ -82,8 +82,8 @@ def select(
     whole = {name: cast(Tensor, rows[name]) for name in names}
     if texts := [name for name in columns if not isinstance(whole[name], Tensor)]:
         raise ValueError(
-            f"rows: the column {texts[0]!r} holds no numbers, and a loss reads tensors. Make one of it: "
-            "batch | {...}."
+            f"rows: the column {texts[0]!r} is a list of Python objects, and a loss reads tensors. Make one "
+            f"of it: batch | {{{texts[0]!r}: torch.tensor(...)}}."
         )
     return {
         name: (column[index] if index else column.new_zeros(filler, *column.shape[1:])).to(device)

@@ -97,10 +97,12 @@ def test_joining_rows_keeps_the_common_columns() -> None:
 
 
 def test_python_objects_are_read_as_such() -> None:
-    batch = Batch.of({"texts": ["a", "b", "c"], "x": torch.zeros(3)})
+    batch = Batch.of({"texts": ["a", "b", "c"], "x": torch.zeros(3), "numbers": [1.0, 2.0, 3.0]})
     assert batch.take([2, 0]).objects("texts") == ["c", "a"]
-    with pytest.raises(TypeError, match=r"'texts' holds Python objects.*batch.objects\('texts'\)"):
+    with pytest.raises(TypeError, match=r"'texts' is a list of Python objects.*batch\.objects\('texts'\)"):
         batch["texts"]
+    with pytest.raises(TypeError, match=r"are added as a tensor: batch \| {'numbers': torch\.tensor"):
+        batch["numbers"]
 
 
 def test_what_is_fetched_is_kept_and_makes_a_batch_again() -> None:
