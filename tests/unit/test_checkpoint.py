@@ -41,6 +41,27 @@ def test_tensors_whose_places_read_alike_stay_apart(tmp_path: Path) -> None:
     assert files.read_state(tmp_path)["callbacks"] == state
 
 
+def test_keys_that_look_like_marks_are_keys(tmp_path: Path) -> None:
+    state = {"kept": {"$tensor": "a"}, "more": {"$tuple": [1]}, "last": {"$items": [[1, 2]]}}
+    files.write_state(tmp_path, state)
+    assert files.read_state(tmp_path) == state
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_takes_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[str] = []
+
+    def flush(descriptor: int) -> None:
+        flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        assert (tmp_path / "last.ckpt").exists() == (flushed[-1] == tmp_path.name)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    write(tmp_path / "last.ckpt", 1)
+    assert flushed[0] == CHECKPOINT
+    assert flushed[-1] == tmp_path.name
+
+
 @pytest.mark.parametrize(
     ("kept", "told"),
     [
