@@ -63,6 +63,15 @@ def test_what_the_embedded_model_holds_between_updates(dtype: Literal["float32",
     assert copies == [work.element * shape.num_parameters] * 2
 
 
+def test_an_engine_has_keys_and_values_of_the_rows_that_it_admits() -> None:
+    """Of one row at the least, whatever limit is typed."""
+    shape = shapes.load(EMBEDDED)
+    work = Workload(batch=6, mini_batches=1, kv_limit=1, max_resident=2)
+    two = memory.kv_needed(shape, ONE, work)
+    assert memory.kv_needed(shape, ONE, dataclasses.replace(work, max_resident=0)) == 3 * two
+    assert memory.kv_limit(shape, ONE, work, device=1e12) == two / 2
+
+
 def test_keys_and_values_of_the_embedded_model(monkeypatch: pytest.MonkeyPatch) -> None:
     caches: list[Cache] = []
     make = Cache.__init__
