@@ -23,6 +23,7 @@ from rlhf_lightning.engines.sampling import uniform
 from rlhf_lightning.engines.vllm.engine import VLLMEngine, _Logits
 from rlhf_lightning.engines.vllm.memory import release_pages
 from rlhf_lightning.engines.vllm.requests import RunningRequests, _row
+from rlhf_lightning.engines.vllm.responses import begun_responses
 from rlhf_lightning.spec import ModelSpec, Sampling
 from rlhf_lightning.workers import Actor, Generator
 from tests.extras import generating
@@ -344,6 +345,13 @@ def test_what_sleeps_wakes_up_before_it_ends(
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     ours = [line for line in warned if "(CUDA Error: out of memory). Another in this process may not" in line]
     assert len(ours) == (not room)
+
+
+def test_responses_so_far_are_padded_as_the_engine_pads() -> None:
+    said = torch.tensor([[5, 6, 9], [7, 9, 9]])
+    columns = {"response_ids": said, "response_mask": said < 9, "log_probs": torch.zeros(2, 3)}
+    rows = TensorDict({**columns, "ended": torch.zeros(2, dtype=torch.bool)}, batch_size=2)
+    assert begun_responses(rows, pad=0)["response_ids"].tolist() == [[5, 6, 0], [7, 0, 0]]
 
 
 def test_logits_are_divided_in_float32() -> None:
