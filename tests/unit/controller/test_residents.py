@@ -116,6 +116,13 @@ def test_a_model_that_was_built_makes_room_for_the_next(*, offload: bool) -> Non
     assert role.away == offload
 
 
+def test_what_followed_the_latest_such_call_says_who_is_needed_last() -> None:
+    bench, calls = Bench(130), {role: (role, "score", 1) for role in SIZES}
+    for order in (("actor", "critic", "reference"), ("actor", "reference", "critic")):
+        bench.run([calls[role] for role in order] * 2)
+    assert bench.residents._by_next_use(("actor", "score")) == ["critic", "reference"]
+
+
 def test_where_all_have_room_nothing_moves_once_every_call_was_seen() -> None:
     bench = Bench(130)
     bench.run(PPO * 2)
