@@ -188,5 +188,6 @@ def function_name(function: object, option: str) -> str:
     why = "in the script itself" if module == "__main__" else "not under its name at the top of a module"
     raise ValueError(
         f"{option}: {function!r} is {why}, so workers cannot import it. Write it with `def` in a "
-        "module of its own, such as my_rewards.py beside the script, and import it from there."
+        "module of its own, such as my_rewards.py beside the script, and import it from there; of one that a "
+        "call makes give the path of the variable that holds it there, 'my_rewards.mine'."
     )

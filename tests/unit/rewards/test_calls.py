@@ -50,6 +50,21 @@ def test_a_function_may_write_into_the_rows_of_answers_to_one_prompt() -> None:
     assert "parsed" not in SHARED
 
 
+def times(scale: float, prompts: list[str], responses: list[str], rows: list[Row]) -> list[float]:
+    """As long as it is, times a number."""
+    return [scale * len(response) for response in responses]
+
+
+TWICE = partial(times, 2.0)
+
+
+def test_a_function_that_a_call_makes_is_named_by_its_variable() -> None:
+    with pytest.raises(ValueError, match=r"of one that a call makes give the path of the variable .*there"):
+        RewardSpec(functions=TWICE)
+    spec = RewardSpec(functions=f"{__name__}.TWICE")
+    assert score(spec, ["a", "b"], ["yes", "no"], [{}, {}])["scores"] == [6.0, 4.0]
+
+
 def test_a_function_of_a_file_that_was_run_is_told_to_stand_in_a_module(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def mine(prompts, responses, rows): return [None] * len(rows)\n")
