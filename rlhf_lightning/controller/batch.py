@@ -156,7 +156,7 @@ class Batch:
         return isinstance(found, Column) and found.is_here
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        """Fetch one column of numbers [B, ...] to the host.
+        """Fetch a copy of one column of numbers [B, ...] to the host; changing it changes no batch.
 
         Raises:
             KeyError: there is no such column.
