@@ -25,6 +25,7 @@ from rlhf_lightning.balance import balanced
 from rlhf_lightning.controller import Batch, Metrics, check_neighbours, copies_of
 from rlhf_lightning.data import load_tokenizer
 from rlhf_lightning.data.sampler import permutation
+from rlhf_lightning.field_types import check_types
 from rlhf_lightning.functional import Estimator, Loss, check_estimator, masked_sum, run_estimator
 from rlhf_lightning.functional.groups import rows_of_groups
 from rlhf_lightning.optimizer import RemoteOptimizer
@@ -164,10 +165,11 @@ class RLHFAlgorithm(LightningModule):
         """The field `actor`.
 
         Raises:
-            ValueError: the algorithm has none.
+            ValueError: the algorithm has none, or something else there, such as a path.
         """
         actor = self.roles().get("actor")
         if not isinstance(actor, Actor):
+            check_types(self)
             raise ValueError(f"{type(self).__name__} has no field `actor: Actor`, which answers prompts.")
         return actor
 

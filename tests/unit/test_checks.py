@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from rlhf_lightning.algorithm import Columns, RLHFAlgorithm
-from rlhf_lightning.algos import PPO, RewardModel, SafeRLHF
+from rlhf_lightning.algos import GRPO, PPO, RewardModel, SafeRLHF
 from rlhf_lightning.callbacks import SampledValidation, SampleTable, ValidateFirst
 from rlhf_lightning.controller import Batch, Metrics, WorkerError
 from rlhf_lightning.data import PromptData, TaskData
@@ -128,6 +128,11 @@ def test_nothing_to_validate_on_and_nobody_to_answer(tmp_path: Path) -> None:
     run = pl.Trainer(strategy=Started(), logger=False, default_root_dir=tmp_path)
     with pytest.raises(ValueError, match=r"RewardModel has no field `actor: Actor`"):
         run.predict(RewardModel(), datamodule=data)
+
+
+def test_a_path_in_place_of_an_actor_is_no_lack_of_one() -> None:
+    with pytest.raises(ValueError, match=r"^GRPO\(actor='embedded'\): has to be of type Actor"):
+        GRPO(actor="embedded")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
