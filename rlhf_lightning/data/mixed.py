@@ -18,6 +18,7 @@ from rlhf_lightning.data.batch import EncodedRow, RowBatch
 from rlhf_lightning.data.loader import RowLoader
 from rlhf_lightning.data.module import RowData
 from rlhf_lightning.data.sampler import EpochSampler
+from rlhf_lightning.field_types import check_types
 from rlhf_lightning.retold import retold
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class MixedData(LightningDataModule):
 
     def __post_init__(self) -> None:
         super().__init__()
+        check_types(self, name="data")
         self.main.typed, self.ptx.typed = "data.main", "data.ptx"
         self._loader: MixedLoader | None = None
 

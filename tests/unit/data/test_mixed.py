@@ -28,6 +28,11 @@ def mixed(file: Path, ptx: RowData | None = None, **options: object) -> MixedDat
     return MixedData(main=prompts(file, **options), ptx=second if ptx is None else ptx)
 
 
+def test_both_have_to_be_there(file: Path) -> None:
+    with pytest.raises(ValueError, match=r"data\.ptx=None: has to be of type RowData\."):
+        MixedData(main=prompts(file), ptx=None)  # type: ignore[arg-type]
+
+
 def test_every_batch_has_a_second_one(file: Path) -> None:
     data = mixed(file)
     loader = data.main
