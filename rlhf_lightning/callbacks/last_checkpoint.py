@@ -242,8 +242,8 @@ def _is_of(checkpoint: Path | None, runs: list[str], again: list[str], *, step: 
     Args:
         checkpoint: which may be one.
         runs: identifiers.
-        again: of a run from whose checkpoint Slurm begins once more; a job between, which failed, may have
-            gone on from it, too.
+        again: of them, that from whose checkpoint Slurm begins once more; a job between, which failed, may
+            have gone on from it, too.
         step: the iteration that is gone on from; a checkpoint of a later one is kept, except from Slurm.
     """
     if checkpoint is None:
@@ -254,7 +254,7 @@ def _is_of(checkpoint: Path | None, runs: list[str], again: list[str], *, step: 
         return False
     held, ended = _states(found), found.get("global_step")
     is_later = isinstance(ended, int) and ended > step
-    own = set(again) if is_later else {*runs, *again}
+    own = again if is_later else runs
     return any(state[_RUN] in own or set(again) & set(state.get(_AFTER, [])) for state in held)
 
 
