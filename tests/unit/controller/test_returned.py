@@ -39,6 +39,10 @@ class Keeping(Echo):
         ParallelLayout().p = 2  # type: ignore[misc]
         return rows
 
+    @register(transfer=DP, reads=("n",), returns=("n",))
+    def resize(self, rows: TensorDict, *, size: int) -> TensorDict:
+        return TensorDict({"n": torch.zeros(size)}, batch_size=size)
+
     @register(transfer=DP, reads=("n",), returns=("hits",))
     def find(self, rows: TensorDict) -> TensorDict:
         """Lists of as many numbers, which tensordict makes a tensor of where they are equally long."""
@@ -86,6 +90,13 @@ def test_a_device_knows_how_much_a_call_made() -> None:
     columns = (ColumnInput("n", (slice(0, 2),)),)
     device.call(Call("echo", "count", 0, 2, columns, {}, ("total",)), encode(torch.tensor([1, 2])))
     assert device.made == {"echo.count": 8}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_fewer_or_more_rows_than_were_given_are_refused(size: int) -> None:
+    role, batch = keeping(1), Batch.of({"n": torch.tensor([1, 2])})
+    with pytest.raises(WorkerError, match=rf"was given 2 rows and returned .* lengths: {{'n': {size}}}\."):
+        role.resize(batch, size=size)
 
 
 def test_what_is_frozen_and_no_role_is_not_said_to_be_one() -> None:
