@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -52,7 +53,7 @@ class Pool:
     kind: int = 0
     """Index of its kind of devices."""
 
-    @property
+    @cached_property
     def at(self) -> dict[str, ParallelLayout]:
         """The layout of each role."""
         return dict(zip(self.roles, self.layouts, strict=True))
