@@ -24,6 +24,7 @@ from rlhf_lightning.engines.native.cuda_graphs import GraphedSteps
 from rlhf_lightning.engines.native.slots_gpu import GPUSlots
 from rlhf_lightning.spec import Sampling
 from tests.unit.engines import tiny
+from tests.unit.engines.decoders import agree
 from tests.unit.pretended import GPU, Stream, pretended
 
 CPU = torch.device("cpu")
@@ -64,12 +65,6 @@ def generating(model: Path, device: torch.device, config: Native) -> Iterator[Na
         yield NativeGenerator(decoder, device=device, ends=ends, config=config)
 
 
-def same(found: TensorDict, expected: TensorDict) -> None:
-    for name in ("response_ids", "response_mask"):
-        assert torch.equal(found[name], expected[name])
-    torch.testing.assert_close(found["log_probs"], expected["log_probs"], atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize(
     ("slots", "ends"),
     [
@@ -86,7 +81,7 @@ def test_slots_that_are_left_behind_change_no_answer(model: Path, slots: str, en
         order = torch.cat([which for which, _ in parts]).argsort()
         assert torch.equal(order.sort().values, torch.arange(ROWS))
         answers.append(cast(TensorDict, TensorDict.cat([said for _, said in parts])[order]))
-    same(answers[1], answers[0])
+    agree(answers[1], answers[0])
     lengths = answers[0]["response_mask"].sum(1)
     assert (len(set(lengths.tolist())) > 3) == (sampling is not SAMPLINGS["never"])
 
@@ -110,7 +105,7 @@ def test_a_pause_is_where_a_cpu_pauses(model: Path, slots: str) -> None:
                 answers.append(said)
     assert told[:3] == told[3:]
     for here, there in zip(answers[:3], answers[3:], strict=True):
-        same(there, here)
+        agree(there, here)
         assert torch.equal(there["ended"], here["ended"])
 
 

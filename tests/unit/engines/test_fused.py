@@ -19,7 +19,7 @@ from rlhf_lightning.engines.native.fused import FusedDecoder, can_fuse, decoder_
 from rlhf_lightning.engines.packed.attention import use_interface
 from rlhf_lightning.engines.packed.forward import forward
 from rlhf_lightning.spec import Sampling
-from tests.unit.engines.decoders import asked, decoder
+from tests.unit.engines.decoders import agree, asked, decoder
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without it")
 
@@ -70,18 +70,13 @@ def distance(module: PreTrainedModel, rows: TensorDict, found: TensorDict) -> fl
     return float((found["log_probs"] - known)[mask].abs().mean())
 
 
-def same(found: TensorDict, expected: TensorDict) -> None:
-    assert torch.equal(found["response_ids"], expected["response_ids"])
-    torch.testing.assert_close(found["log_probs"], expected["log_probs"], rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_fused_weights_draw_the_same(name: str) -> None:
     module, rows = made(*MODELS[name]), asked(9, 3, 17, 9, 1)
     assert isinstance(decoder_of(module), FusedDecoder)
     expected = answers(WholeDecoder(module), rows)
     assert len(set(expected["response_mask"].sum(1).tolist())) > 1
-    same(answers(FusedDecoder(module), rows), expected)
+    agree(answers(FusedDecoder(module), rows), expected)
 
 
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="these cores lack AVX-512")
@@ -105,7 +100,7 @@ def test_many_tokens_go_through_the_model_and_few_do_not(monkeypatch: pytest.Mon
     found = [answers(FusedDecoder(module), rows) for rows in (short, long)]
     assert passes == [256]
     for rows, each in zip((short, long), found, strict=True):
-        same(each, answers(WholeDecoder(module), rows))
+        agree(each, answers(WholeDecoder(module), rows))
 
 
 def test_the_weights_are_those_of_the_moment_and_are_let_go() -> None:
@@ -118,7 +113,7 @@ def test_the_weights_are_those_of_the_moment_and_are_let_go() -> None:
             parameter.mul_(0.5)
     after = answers(fused, rows)
     assert not torch.equal(before["log_probs"], after["log_probs"])
-    same(after, answers(WholeDecoder(module), rows))
+    agree(after, answers(WholeDecoder(module), rows))
 
 
 def test_a_failure_leaves_no_second_copy() -> None:
