@@ -13,8 +13,8 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from rlhf_lightning.reporting import begins_anew
 
-METRIC = "reward/mean"
-STEPS = 5
+_METRIC = "reward/mean"
+_STEPS = 5
 """Steps that the first and the last mean cover."""
 
 
@@ -43,18 +43,18 @@ class DemoSummary(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
         """Note the reward of a step."""
-        if METRIC in trainer.callback_metrics:
-            reward = float(trainer.callback_metrics[METRIC])
-            self._first = [*self._first, reward][:STEPS]
-            self._last = [*self._last, reward][-STEPS:]
+        if _METRIC in trainer.callback_metrics:
+            reward = float(trainer.callback_metrics[_METRIC])
+            self._first = [*self._first, reward][:_STEPS]
+            self._last = [*self._last, reward][-_STEPS:]
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write the line; Lightning does not come here after an error."""
         if stage == "fit" and trainer.is_global_zero:
             seconds = time.perf_counter() - self._start_s
             sys.stdout.write(
-                f"demo: reward_first{STEPS}={_mean(self._first):.4f} "
-                f"reward_last{STEPS}={_mean(self._last):.4f} seconds={seconds:.1f}\n"
+                f"demo: reward_first{_STEPS}={_mean(self._first):.4f} "
+                f"reward_last{_STEPS}={_mean(self._last):.4f} seconds={seconds:.1f}\n"
             )
             sys.stdout.flush()
 
