@@ -136,15 +136,21 @@ class Batch:
         return found.settled() if isinstance(found, PartedColumn) else found
 
     def _held(self, name: str) -> Column | PartedColumn:
+        try:
+            return self._columns[name]
+        except (KeyError, TypeError):
+            self._refuse(name)
+
+    def _refuse(self, name: object) -> NoReturn:
         if not isinstance(name, str):
             raise TypeError(
                 f"batch[{type(name).__name__}]: columns are read by name. Rows are taken by "
                 "batch.take(numbers), those of a mask by batch.take(np.flatnonzero(mask))."
-            )
-        if name not in self._columns:
-            near = get_close_matches(name, self._columns, n=1)
-            raise KeyError(f"no column {name!r} in this batch; it has {sorted(self._columns)}.{meant(*near)}")
-        return self._columns[name]
+            ) from None
+        near = get_close_matches(name, self._columns, n=1)
+        raise KeyError(
+            f"no column {name!r} in this batch; it has {sorted(self._columns)}.{meant(*near)}"
+        ) from None
 
     def is_here(self, name: str) -> bool:
         """Whether a column's values are in this process's memory, so that reading them waits for no device.

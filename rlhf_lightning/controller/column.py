@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from operator import is_
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -17,6 +19,8 @@ from rlhf_lightning.controller.transport import Future, fetch_all
 RowNumbers = npt.NDArray[np.int64]
 _LAST_SPLIT = "_last_split"
 """Attribute in which a column caches the last edges that it was split at, and the result."""
+_LAST_PLACED = "_last_placed"
+"""Attribute in which a column caches the last result of `placed`."""
 
 
 class Piece(NamedTuple):
@@ -66,21 +70,27 @@ class Column:
         return Column((Piece(source, range(num_rows)),))
 
     @staticmethod
-    def joined(columns: Sequence[Column]) -> Column:
-        """The rows of several columns, one after the other.
+    def of_pieces(pieces: Sequence[Piece]) -> Column:
+        """All rows of these; empty pieces are dropped, but the first of all empty ones: it has the dtype."""
+        return Column(tuple([piece for piece in pieces if len(piece.rows)]) or tuple(pieces[:1]))
 
-        Empty pieces are dropped; where all are, the first stays, which keeps the width and dtype.
-        """
+    @staticmethod
+    def joined(columns: Sequence[Column]) -> Column:
+        """The rows of several columns, one after the other."""
         pieces = [piece for column in columns for piece in column.pieces]
         if all(column.by is None for column in columns):
-            return Column(tuple(piece for piece in pieces if len(piece.rows)) or tuple(pieces[:1]))
+            return Column.of_pieces(pieces)
         sizes = [sum(len(piece.rows) for piece in column.pieces) for column in columns]
         before = np.cumsum([0, *sizes[:-1]])
         rows = np.concatenate([start + c.row_numbers() for start, c in zip(before, columns, strict=True)])
         return Column(tuple(pieces)).picked(Column.of(encode(torch.from_numpy(rows)), len(rows)))
 
     def __len__(self) -> int:
-        return sum(len(piece.rows) for piece in self.pieces) if self.by is None else len(self.by)
+        return self._num_rows
+
+    @cached_property
+    def _num_rows(self) -> int:
+        return sum([len(piece.rows) for piece in self.pieces]) if self.by is None else len(self.by)
 
     @property
     def is_here(self) -> bool:
@@ -144,11 +154,17 @@ class Column:
         return [Column(tuple(found or none)) for found in parts]
 
     def placed(self, place: Callable[[Block], Future | Block]) -> Column:
-        """The same rows, with each block in this process's memory replaced by `place(block)`."""
-        if all(isinstance(piece.source, Future) for piece in self.pieces):
-            return self
-        moved = [p if isinstance(p.source, Future) else Piece(place(p.source), p.rows) for p in self.pieces]
-        return Column(tuple(moved), self.by)
+        """The same rows, with each block in this process's memory replaced by `place(block)`.
+
+        Where `place` gives the same again, so does this, and what the column caches serves again.
+        """
+        sources = [p.source if isinstance(p.source, Future) else place(p.source) for p in self.pieces]
+        for known in (self, cast(Column, self.__dict__.get(_LAST_PLACED, self))):
+            if all(map(is_, sources, [piece.source for piece in known.pieces])):
+                return known
+        pieces = tuple(map(Piece, sources, [piece.rows for piece in self.pieces]))
+        found = self.__dict__[_LAST_PLACED] = Column(pieces, self.by)
+        return found
 
     def fetch(self, name: str = "") -> torch.Tensor | list[object]:
         """The values [len(self), ...] in memory of their own: a tensor, or a list of Python objects.

@@ -18,7 +18,7 @@ from typing import NamedTuple, cast
 from ray import cloudpickle
 
 from rlhf_lightning.controller.block import Block, Shard
-from rlhf_lightning.controller.call import Call, CallReport
+from rlhf_lightning.controller.call import Call, CallReport, ColumnInput
 from rlhf_lightning.controller.device import Device
 
 ShardColumn = tuple[int, str]
@@ -37,14 +37,12 @@ class Parcel(NamedTuple):
     objects: tuple[tuple[str, ...], ...]
     """The columns of `call.returns`, grouped by the shard that is to hold them."""
 
-    @property
-    def plain(self) -> bool:
-        """Whether it holds, arguments aside, no Python objects of the user's."""
-        return not any(isinstance(source, Block) and source.dtype == "object" for source in self.sources)
-
 
 class Packer:
-    """Packs parcels; the same arguments for many devices are packed only once."""
+    """Packs parcels; the same arguments for many devices are packed only once.
+
+    A parcel goes as tuples without names, which take half the time of named ones to pack.
+    """
 
     def __init__(self) -> None:
         self._arguments: Mapping[str, object] = {}
@@ -56,8 +54,8 @@ class Packer:
         if call.arguments is not self._arguments:
             self._arguments = call.arguments
             self._bytes = cast(bytes, cloudpickle.dumps(call.arguments)) if call.arguments else b""
-        without = parcel._replace(call=call._replace(arguments={}))
-        return _packed((without, self._bytes), plain=parcel.plain)
+        columns = [tuple(column) for column in call.columns]
+        return _packed((call[:4], columns, self._bytes, call[6:], *parcel[1:]))
 
 
 def deliver(device: Device, packed: bytes, shards: Sequence[Shard]) -> tuple[bytes | Shard, ...]:
@@ -66,12 +64,20 @@ def deliver(device: Device, packed: bytes, shards: Sequence[Shard]) -> tuple[byt
     Raises:
         WorkerError: the method raised.
     """
-    parcel, arguments = cast(tuple[Parcel, bytes], pickle.loads(packed))  # noqa: S301 - from the controller
-    call = parcel.call._replace(arguments=cloudpickle.loads(arguments)) if arguments else parcel.call
+    parcel = unpacked(packed)
     blocks = [s if isinstance(s, Block) else shards[s[0]][s[1]] for s in parcel.sources]
-    report, *columns = device.call(call, *blocks)
-    made = {name: b for name, b in zip(call.returns, columns, strict=True) if isinstance(b, Block)}
-    return _reported(report), *({name: made[name] for name in names} for names in parcel.objects)
+    report, *columns = device.call(parcel.call, *blocks)
+    made = {name: b for name, b in zip(parcel.call.returns, columns, strict=True) if isinstance(b, Block)}
+    return _packed(report), *({name: made[name] for name in names} for names in parcel.objects)
+
+
+def unpacked(packed: bytes) -> Parcel:
+    """The parcel that a `Packer` packed."""
+    fields, columns, given, (returns, scope), sources, objects = pickle.loads(packed)  # noqa: S301
+    role, method, rank, num_rows = fields
+    inputs = tuple(ColumnInput(*column) for column in columns)
+    arguments = cloudpickle.loads(given) if given else {}
+    return Parcel(Call(role, method, rank, num_rows, inputs, arguments, returns, scope), sources, objects)
 
 
 def task_name(call: Call) -> str:
@@ -90,14 +96,7 @@ def answer(device: Device, name: str) -> bytes:
         WorkerError: the method raised.
     """
     role, rank, method = name.split(".")[1:]
-    return _reported(device.call(Call(role, method, int(rank), 0, (), {}, ()))[0])
-
-
-def _reported(report: CallReport | Block) -> bytes:
-    assert isinstance(report, CallReport)
-    values = report.value.values() if type(report.value) is dict else [report.value]
-    plain = all(value is None or type(value) in (bool, int, float, str) for value in values)
-    return _packed(report, plain=plain)
+    return _packed(device.call(Call(role, method, int(rank), 0, (), {}, ()))[0])
 
 
 def opened(packed: bytes) -> CallReport:
@@ -105,11 +104,11 @@ def opened(packed: bytes) -> CallReport:
     return cast(CallReport, cloudpickle.loads(packed))
 
 
-def _packed(message: tuple[Parcel, bytes] | CallReport, *, plain: bool) -> bytes:
-    """Pickle a message; with cloudpickle, which is slower, where it may hold the user's own classes.
-
-    Args:
-        message: what to pack.
-        plain: it holds no classes or functions of the user's script, which would have to go by value.
-    """
-    return pickle.dumps(message) if plain else cast(bytes, cloudpickle.dumps(message))
+def _packed(message: object) -> bytes:
+    """Pickle a message; with cloudpickle, which is slower, where the user's own classes go by value."""
+    try:
+        found = pickle.dumps(message)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        found = b""  # a class that no module holds
+    own = not found or b"__main__" in found or cloudpickle.list_registry_pickle_by_value()
+    return cast(bytes, cloudpickle.dumps(message)) if own else found

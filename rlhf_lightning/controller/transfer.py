@@ -12,12 +12,12 @@ of your own subclasses the kind whose result it gives:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from rlhf_lightning.controller.batch import Batch
-from rlhf_lightning.controller.column import Column
+from rlhf_lightning.controller.column import Column, Piece
 from rlhf_lightning.controller.futures import Gathered, Metrics, Numbers, Value
 from rlhf_lightning.controller.transport import Submitted
 from rlhf_lightning.parallel import ParallelLayout
@@ -134,6 +134,15 @@ def _rows_by_replica(layout: ParallelLayout, inputs: Inputs) -> RankInputs:
     return {rank: share for share, ranks in zip(shares, layout.replicas, strict=True) for rank in ranks}
 
 
+def _joined(outputs: Sequence[Output]) -> Batch:
+    """The rows of several ranks, one after the other: as `Batch.joined`, without a batch for each rank."""
+    rows = [range(output.num_rows) for output in outputs]
+    made = [output.submitted.columns for output in outputs]
+    pieces = {name: [Piece(of[name], its) for of, its in zip(made, rows, strict=True)] for name in made[0]}
+    columns = {name: Column.of_pieces(found) for name, found in pieces.items()}
+    return Batch.trusted({**columns}, sum(map(len, rows)))
+
+
 @dataclass(frozen=True)
 class DataParallel(RowTransfer):
     """DP: rows are split over the replicas, and columns joined from the output rank of each.
@@ -148,7 +157,7 @@ class DataParallel(RowTransfer):
 
     def collect(self, layout: ParallelLayout, outputs: Outputs) -> Batch:
         """Join the rows in the order of the replicas."""
-        return Batch.joined([outputs[rank].batch for rank in layout.output_ranks])
+        return _joined([outputs[rank] for rank in layout.output_ranks])
 
     def takes_parts(self, inputs: Inputs) -> bool:
         """Yes, unless an argument, such as an advantage estimator, compares rows."""
@@ -170,7 +179,7 @@ class MicroDataParallel(RowTransfer):
 
     def collect(self, layout: ParallelLayout, outputs: Outputs) -> Batch:
         """Join the rows in the order of the copies."""
-        return Batch.joined([outputs[rank].batch for rank in layout.generating.output_ranks])
+        return _joined([outputs[rank] for rank in layout.generating.output_ranks])
 
 
 @dataclass(frozen=True)

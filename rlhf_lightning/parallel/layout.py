@@ -100,17 +100,17 @@ class ParallelLayout:
 
     def coordinate(self, rank: int) -> Coordinate:
         """The coordinate of a rank of this layout, 0 <= rank < num_ranks."""
-        place = {}
-        for axis in self.order:
-            rank, place[axis] = divmod(rank, self._size(axis))
-        return Coordinate(**place)
+        rest, t = divmod(rank, self.t)
+        if self.order == "tdp":
+            p, d = divmod(rest, self.d)
+        else:
+            d, p = divmod(rest, self.p)
+        return Coordinate(p, t, d)
 
     def rank(self, coordinate: Coordinate) -> int:
         """The rank at a coordinate; the inverse of `coordinate`."""
-        rank = 0
-        for axis in reversed(self.order):
-            rank = rank * self._size(axis) + int(getattr(coordinate, axis))
-        return rank
+        p, t, d = coordinate
+        return (p * self.d + d if self.order == "tdp" else d * self.p + p) * self.t + t
 
     def groups(self, axis: Axis) -> list[list[int]]:
         """The groups of ranks that differ along one axis only, each in the order of that axis."""
@@ -132,9 +132,6 @@ class ParallelLayout:
         """The layout in which the model generates."""
         wanted = self.generation or Generation(self.p, self.t)
         return GenerationLayout(train=self, p=wanted.p, t=wanted.t, rule=wanted.rule)
-
-    def _size(self, axis: str) -> int:
-        return {"p": self.p, "t": self.t, "d": self.d}[axis]
 
 
 @dataclass(frozen=True)

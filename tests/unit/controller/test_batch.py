@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import default_collate
 
 from rlhf_lightning.controller import Batch
+from rlhf_lightning.controller.block import Block, encode
 
 
 def numbers(rows: int, first: int = 0) -> Batch:
@@ -178,3 +179,14 @@ def test_what_a_plain_loader_makes_of_dicts_is_no_column() -> None:
     rows = default_collate([{"row_ids": n, "rows": {"prompt": "a", "answer": "b"}} for n in range(4)])
     with pytest.raises(ValueError, match=r"^column 'rows' is a dict and no list of rows, .* collate_fn that"):
         Batch.of(rows)
+
+
+def test_a_column_that_is_placed_alike_stays_the_same_one() -> None:
+    column, other = Batch.of({"x": torch.arange(6)}).column("x"), encode(torch.arange(6))
+    assert column.placed(lambda block: block) is column
+    placed = column.placed(lambda _: other)
+    assert placed is not column
+    assert [piece.source for piece in placed.pieces] == [other]
+    assert column.placed(lambda _: other) is placed
+    assert column.placed(Block.copied) is not placed
+    assert placed.placed(lambda block: block) is placed

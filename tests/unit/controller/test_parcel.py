@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import cast
 
 import pytest
 import torch
+from ray import cloudpickle
 
 from rlhf_lightning.controller.block import Block, Shard, decode, encode
 from rlhf_lightning.controller.call import Call, ColumnInput
@@ -118,6 +121,28 @@ def test_a_row_or_a_result_of_such_a_class_goes_by_value_too(device: Device) -> 
     ping = Parcel(Call("echo", "ping", 0, 0, (), {"number": Mine(4)}, ()), (), ())
     (report,) = deliver(device, Packer().packed(ping), [])
     assert repr(opened(cast(bytes, report)).value).endswith("Mine(number=4)}")
+
+
+def test_a_class_of_a_script_or_of_a_registered_module_goes_by_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = ModuleType("mine")
+    exec("class Row(str): pass", vars(mine))  # noqa: S102 - a module that only this process has
+    ping = Call("echo", "same", 0, 1, (ColumnInput("texts", (slice(0, 1),)),), {}, ("texts",))
+
+    def size() -> int:
+        return len(Packer().packed(Parcel(ping, (encode([vars(mine)["Row"]("x")]),), (("texts",),))))
+
+    monkeypatch.setitem(sys.modules, "mine", mine)
+    by_name = size()
+    cloudpickle.register_pickle_by_value(mine)
+    try:
+        assert size() > 2 * by_name
+    finally:
+        cloudpickle.unregister_pickle_by_value(mine)
+    monkeypatch.setitem(sys.modules, "__main__", mine)
+    mine.__name__ = vars(mine)["Row"].__module__ = "__main__"
+    assert size() > 2 * by_name
 
 
 class Counted:

@@ -14,6 +14,7 @@ from rlhf_lightning.controller import Batch, WorkerError, WorkerGroup, WorkerTim
 from rlhf_lightning.controller.block import encode
 from rlhf_lightning.controller.call import Call, ColumnInput
 from rlhf_lightning.controller.column import Column
+from rlhf_lightning.controller.parcel import unpacked
 from rlhf_lightning.controller.ray_transport import RayTransport
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref
 from rlhf_lightning.parallel import ParallelLayout
@@ -125,7 +126,7 @@ def test_a_shard_goes_once_with_a_call_that_reads_its_columns(there: Pretended) 
     transport.submit(0, Call("echo", "total", 0, 1, picked, {}, ()), blocks)
     packed, *shards = device.submit.calls[-1]
     assert shards == kept
-    parcel, _ = pickle.loads(cast(bytes, packed))  # noqa: S301 - our own
+    parcel = unpacked(cast(bytes, packed))
     assert parcel.sources == ((0, "x"), (1, "x"), (0, "y"))
 
 
