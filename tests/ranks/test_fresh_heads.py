@@ -52,7 +52,9 @@ def test_a_head_that_nothing_trains_is_not_made_up(tmp_path: Path) -> None:
     path = three_d.write(tmp_path, "qwen")
     found = [said for rank in spmd.run(4, refused, Reward(path=str(path))) for said in rank]
     assert len(found) == sum(4 // layout.p for layout in LAYOUTS)
-    assert all("score.weight, the head of a reward or cost model, and a fresh one would" in s for s in found)
+    assert all(
+        "score.weight, the head of a reward, cost or value model, and a fresh one would" in s for s in found
+    )
 
 
 @pytest.mark.parametrize("weights", [True, False], ids=["of-a-language-model", "of-nothing"])

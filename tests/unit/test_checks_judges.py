@@ -90,7 +90,7 @@ def test_a_judge_that_has_learned_nothing_is_refused(name: str, tmp_path: Path) 
     cost = Cost(path=path)
     algorithm = SafeRLHF(cost=cost) if name == "cost" else PPO(reward=Reward(path=path))
     told = refusal(algorithm, tmp_path)
-    assert told.startswith(f"{name}.path={path}: holds a config.json without weights, and a fresh reward")
+    assert told.startswith(f"{name}.path={path}: holds a config.json without weights, and a fresh model")
     assert refusal(PPO(critic=Critic(path=path)), tmp_path) == "started"
 
 

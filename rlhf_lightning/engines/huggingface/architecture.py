@@ -92,9 +92,9 @@ def check_head(spec: ModelSpec) -> None:
         )
     if not spec.weights_change and is_fresh(spec):
         raise ValueError(
-            f"path={spec.path}: holds a config.json without weights, and a fresh reward or cost model, which "
-            "nothing trains, would make its scores up. Type the directory of a sequence-classification model "
-            "with one output, such as `rlhf export` writes after --algo rewardmodel."
+            f"path={spec.path}: holds a config.json without weights, and a fresh model with a head, which "
+            "nothing trains, would make its numbers up. Type the directory of a sequence-classification "
+            "model with one output, such as `rlhf export` writes after --algo rewardmodel."
         )
     shapes = _headers(spec)
     head = next((names[HEAD] for names in shapes if HEAD in names), None)

@@ -259,9 +259,9 @@ def _prepared(model: PreTrainedModel, spec: ModelSpec) -> PreTrainedModel:
 def headless(spec: ModelSpec) -> ValueError:
     """The error for weights without a head where nothing would train a fresh one."""
     return ValueError(
-        f"path={spec.path}: its weights have no {HEAD}, the head of a reward or cost model, and a fresh one "
-        "would make its scores up. Type the directory of a sequence-classification model with one output, "
-        "such as `rlhf export` writes after --algo rewardmodel."
+        f"path={spec.path}: its weights have no {HEAD}, the head of a reward, cost or value model, and a "
+        "fresh one would make its numbers up. Type the directory of a sequence-classification model with one "
+        "output, such as `rlhf export` writes after --algo rewardmodel."
     )
 
 
