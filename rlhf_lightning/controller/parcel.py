@@ -52,8 +52,8 @@ class Packer:
         """The parcel as bytes, in which the arguments are packed by themselves."""
         call = parcel.call
         if call.arguments is not self._arguments:
-            self._arguments = call.arguments
             self._bytes = cast(bytes, cloudpickle.dumps(call.arguments)) if call.arguments else b""
+            self._arguments = call.arguments
         columns = [tuple(column) for column in call.columns]
         return _packed((call[:4], columns, self._bytes, call[6:], *parcel[1:]))
 

@@ -16,7 +16,7 @@ from ray import cloudpickle
 from rlhf_lightning.controller.block import Block, Shard, decode, encode
 from rlhf_lightning.controller.call import Call, ColumnInput
 from rlhf_lightning.controller.device import Device
-from rlhf_lightning.controller.parcel import Packer, Parcel, answer, deliver, opened, task_name
+from rlhf_lightning.controller.parcel import Packer, Parcel, answer, deliver, opened, task_name, unpacked
 from rlhf_lightning.parallel import ParallelLayout
 from tests.ray.echo import Echo
 from tests.unit.controller.devices import host
@@ -167,3 +167,24 @@ def test_arguments_of_one_call_are_packed_once_for_all_ranks() -> None:
     assert Counted.looks == 2
     assert packed(0, {"weights": torch.zeros(2)}) != packed(0, {"weights": torch.ones(2)})
     assert packed(0, {}) == Packer().packed(Parcel(Call("echo", "ping", 0, 0, (), {}, ()), (), ()))
+
+
+class Refusing:
+    """Cannot be pickled until it is ready."""
+
+    ready = False
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        if not self.ready:
+            raise RuntimeError("not ready")
+        return Refusing, ()
+
+
+def test_arguments_that_could_not_be_packed_are_not_taken_for_those_before() -> None:
+    packer, one = Packer(), Refusing()
+    call = Call("echo", "ping", 0, 0, (), {"number": one}, ())
+    packer.packed(Parcel(call._replace(arguments={"number": 3}), (), ()))
+    with pytest.raises(RuntimeError, match="not ready"):
+        packer.packed(Parcel(call, (), ()))
+    one.ready = True
+    assert isinstance(unpacked(packer.packed(Parcel(call, (), ()))).call.arguments["number"], Refusing)
