@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import default_collate
 
 from rlhf_lightning.controller import Batch
-from rlhf_lightning.controller.block import Block, encode
+from rlhf_lightning.controller.block import Block, decode, encode
 
 
 def numbers(rows: int, first: int = 0) -> Batch:
@@ -56,11 +56,38 @@ def test_a_batch_is_split_again_as_it_is_asked() -> None:
     for parts in (3, 2, 3, 5, 1, 3):
         found = [part["x"].tolist() for part in joined.split(parts)]
         assert found == [values[start:stop].tolist() for start, stop in _edges(12, parts)]
+    column = joined.column("x")
+    assert column.split([0, 5, 12]) is column.split([0, 5, 12])
 
 
 def test_a_part_without_rows_keeps_width_and_type() -> None:
     assert numbers(2).split(3)[0]["x"].shape == (0, 2)
     assert numbers(2).take([])["x"].dtype == torch.int64
+
+
+def test_of_joined_columns_without_rows_the_first_stays() -> None:
+    """Their widths differ where each device pads to its own longest row."""
+    joined = Batch.joined([numbers(0), Batch.of({"x": torch.zeros(0, 3)})])
+    assert joined["x"].shape == (0, 2)
+
+
+def test_rows_of_a_part_are_taken_by_their_numbers_in_it() -> None:
+    part = numbers(6).split(2)[1]
+    assert part.take([2, 0])["x"].tolist() == [[10, 11], [6, 7]]
+
+
+def test_of_a_block_of_this_process_only_the_rows_are_sent() -> None:
+    (piece,) = numbers(6).take([4, 1]).column("x").pieces
+    block, pick = piece.shipped()
+    assert isinstance(block, Block)
+    assert torch.equal(torch.as_tensor(decode([block])), torch.tensor([[8, 9], [2, 3]]))
+    assert pick == slice(0, 2)
+
+
+@pytest.mark.parametrize(("rows", "pick"), [([2, 3, 4], slice(2, 5)), ([5], slice(5, 6))])
+def test_neighbours_are_picked_as_a_slice(rows: list[int], pick: slice) -> None:
+    (piece,) = numbers(6).take(rows).column("x").pieces
+    assert piece.pick() == pick
 
 
 def test_what_is_read_may_be_written_to() -> None:

@@ -36,6 +36,10 @@ def test_by_hand() -> None:
     assert mean_std(state) == pytest.approx((3.0, (14 / 3) ** 0.5))
 
 
+def test_plain_numbers_keep_their_digits() -> None:
+    assert merged(torch.zeros(3, dtype=torch.float64), 0.1, 0.01, 1)[1] == 0.1
+
+
 def test_nothing_new_changes_nothing() -> None:
     state = torch.tensor([4.0, 1.0, 2.0], dtype=torch.float64)
     assert merged(state, 0.0, 0.0, 0).tolist() == state.tolist()

@@ -36,6 +36,8 @@ def test_by_hand() -> None:
     close(weights("token", "mask"), [[0.0, 0.5, 1.0]])
     close(weights("sequence", "truncate"), [[1.5, 1.5, 1.5]])  # 4 * 0.5 * 1 = 2
     close(weights("sequence", "mask"), [[0.0, 0.0, 0.0]])
+    within = OffPolicyCorrection(level="sequence", high=3.0)
+    close(within(old, torch.zeros(1, 4), mask, num_tokens=3)[0], [[2.0, 2.0, 2.0, 2.0]])
 
 
 @pytest.mark.parametrize("surrogate", SURROGATES)

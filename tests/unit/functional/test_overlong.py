@@ -13,6 +13,7 @@ def test_by_hand() -> None:
     found = Overlong(buffer=10, factor=0.5).penalty(lengths, max_tokens=20)
     close(found, [0, 0, -0.25, -0.3, -0.4, -0.5])
     assert found.dtype == torch.float32
+    assert not Overlong(buffer=10, factor=0.0).penalty(lengths, max_tokens=20).any()
 
 
 def test_refusals() -> None:
