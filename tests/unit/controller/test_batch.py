@@ -72,7 +72,7 @@ def test_of_joined_columns_without_rows_the_first_stays() -> None:
 
 
 def test_rows_of_a_part_are_taken_by_their_numbers_in_it() -> None:
-    part = numbers(6).split(2)[1]
+    part = numbers(7).split(2)[1]
     assert part.take([2, 0])["x"].tolist() == [[10, 11], [6, 7]]
 
 
