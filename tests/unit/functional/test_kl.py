@@ -84,6 +84,7 @@ def test_adapted_kl_coef() -> None:
     assert move(6.6) == pytest.approx(0.2 * 1.01)
     assert move(60.0) == pytest.approx(0.2 * 1.02)  # clipped at +20%
     assert move(0.0) == pytest.approx(0.2 * 0.98)
+    assert adapted_kl_coef(1.0, current=0.2, target=0.1, horizon=1.0, num_rows=1) == pytest.approx(1.2)
     for target, horizon in ((0.0, 10.0), (1.0, 0.0)):
         with pytest.raises(ValueError, match="must be above 0"):
             adapted_kl_coef(0.2, current=1.0, target=target, horizon=horizon, num_rows=1)
