@@ -47,13 +47,13 @@ def by_position(values: Tensor) -> Tensor:
 
 def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Sum over the valid entries of one dimension, or of all."""
-    return zero_masked(x, mask).sum() if dim is None else zero_masked(x, mask).sum(dim)
+    return zero_masked(x, mask).sum(dim)
 
 
 def masked_mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Mean over the valid entries of one dimension, or of all; 0 where there is none."""
     total = masked_sum(x, mask, dim)
-    count = mask.sum() if dim is None else mask.sum(dim)
+    count = mask.sum(dim)
     return total / count.clamp(min=1).to(total.dtype)
 
 
