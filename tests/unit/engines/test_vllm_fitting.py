@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen2Config
 
 from rlhf_lightning.engines.exchange import fitting
-from rlhf_lightning.engines.vllm.weights import needed, weight_shapes
+from rlhf_lightning.engines.vllm.weights import as_trained, needed, weight_shapes
 from tests.unit.engines import tiny
 
 
@@ -35,3 +37,16 @@ def test_weights_of_another_architecture_are_refused(name: str, shape: tuple[int
     assert next(taken)[1] is given[0][1]
     with pytest.raises(ValueError, match=rf"^vLLM of m: was given {name} .* and has {has}\. Giver"):
         next(taken)
+
+
+def test_vllm_reads_the_class_and_the_length_that_the_model_is_trained_with(tmp_path: Path) -> None:
+    """Its files may name another class, and have the original length of LongRoPE where vLLM does not look."""
+    long: dict[str, object] = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    known: dict[str, object] = {"architectures": ["Qwen2ForCausalLM"]}
+    for rope, more in (
+        ({"rope_type": "default"}, {}),
+        (long | {"original_max_position_embeddings": 32}, {"original_max_position_embeddings": 32}),
+    ):
+        sizes: Any = {**tiny.SIZES, "rope_parameters": {"rope_theta": 1e4, **rope}}
+        Qwen2Config(**sizes, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
+        assert as_trained(tiny.spec(tmp_path)) == known | more
