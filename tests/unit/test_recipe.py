@@ -6,8 +6,7 @@ import pytest
 from lightning.pytorch import Trainer
 
 from rlhf_lightning.algos import PPO
-from rlhf_lightning.recipe import option_errors
-from rlhf_lightning.usage import option_error
+from rlhf_lightning.usage import option_error, option_errors
 
 OWNERS = {"trainer": Trainer, "algo": PPO}
 
