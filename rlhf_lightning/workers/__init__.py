@@ -13,8 +13,9 @@ from rlhf_lightning.workers.opponent import Opponent
 from rlhf_lightning.workers.reading import ReadingActor
 from rlhf_lightning.workers.reference import Reference
 from rlhf_lightning.workers.reward import Reward
-from rlhf_lightning.workers.role import Role, Settings
+from rlhf_lightning.workers.role import Role
 from rlhf_lightning.workers.scorer import Scorer
+from rlhf_lightning.workers.settings import Settings
 from rlhf_lightning.workers.tool import Tool
 
 __all__ = [

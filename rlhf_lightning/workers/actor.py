@@ -33,7 +33,8 @@ from rlhf_lightning.rewards import Environment
 from rlhf_lightning.spec import Sampling
 from rlhf_lightning.workers.conversation import Conversation
 from rlhf_lightning.workers.naming import found_before
-from rlhf_lightning.workers.role import Role, Settings
+from rlhf_lightning.workers.role import Role
+from rlhf_lightning.workers.settings import Settings
 
 PROMPTS = ("prompt_ids", "prompt_mask")
 ANSWERS = (

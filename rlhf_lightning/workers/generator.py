@@ -37,7 +37,8 @@ from rlhf_lightning.spec import ModelSpec, Sampling
 from rlhf_lightning.workers.actor import ANSWERS, PROMPTS, Actor
 from rlhf_lightning.workers.in_hand import COUNTS, NUMBERS, VERSIONS, Carry, InHand
 from rlhf_lightning.workers.naming import naming_role
-from rlhf_lightning.workers.role import Role, Settings
+from rlhf_lightning.workers.role import Role
+from rlhf_lightning.workers.settings import Settings
 from rlhf_lightning.workers.underway import Underway
 
 _KEEPING = methods_of(Actor).keys() - {"update_actor", "load"}

@@ -16,7 +16,8 @@ from rlhf_lightning.parallel import ParallelLayout
 from rlhf_lightning.parallel.ranks import ranks_text
 from rlhf_lightning.spec import EMBEDDED
 from rlhf_lightning.workers.generator import Generator
-from rlhf_lightning.workers.role import Role, Settings
+from rlhf_lightning.workers.role import Role
+from rlhf_lightning.workers.settings import Settings
 
 NAMED = 4
 """Most nodes that a line names."""

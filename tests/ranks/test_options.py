@@ -343,7 +343,7 @@ def test_threads_below_0() -> None:
 
 
 def test_vllm_that_keeps_its_memory_makes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlhf_lightning.workers.role.require_vllm", lambda: None)
+    monkeypatch.setattr("rlhf_lightning.workers.settings.require_vllm", lambda: None)
     awake = Settings(generator="vllm", vllm=VLLM(sleep=False))
     assert not Colocated(settings=awake).settings.vllm.sleep
     with pytest.raises(ValueError, match=r"vllm\.sleep=false with strategy\.offload=true: .* Leave one"):

@@ -141,7 +141,7 @@ def test_recipes_of_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     zero = [recipe(Actor(), Settings(engine="zero", zero=ZeRO(stage=stage))) for stage in (1, 2, 3)]
     assert [one.sharding for one in zero] == ["states", "gradients", "full"]
     assert {(one.reshards, one.defers) for one in zero} == {(True, False)}
-    monkeypatch.setattr("rlhf_lightning.workers.role.require_vllm", lambda: None)
+    monkeypatch.setattr("rlhf_lightning.workers.settings.require_vllm", lambda: None)
     other = recipe(Actor(), Settings(generator="vllm", vllm=VLLM(max_num_seqs=7)))
     assert (other.max_resident, other.one_stage) == (7, True)
     assert not recipe(Actor(), Settings()).one_stage

@@ -183,7 +183,7 @@ def test_a_reference_that_follows_has_masters(
 
 def with_vllm(monkeypatch: pytest.MonkeyPatch, gpus: int, vllm: VLLM | None = None) -> Workload:
     """The recipe of an actor in bfloat16 that Megatron trains and vLLM generates with."""
-    monkeypatch.setattr("rlhf_lightning.workers.role.require_vllm", lambda: None)
+    monkeypatch.setattr("rlhf_lightning.workers.settings.require_vllm", lambda: None)
     monkeypatch.setattr("rlhf_lightning.mapping.observe.num_gpus", lambda: gpus)
     settings = Settings(engine="megatron", generator="vllm", vllm=vllm or VLLM())
     return recipe(Actor(dtype="bfloat16"), settings)

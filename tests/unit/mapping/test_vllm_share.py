@@ -62,7 +62,7 @@ def test_vllm_on_a_cpu_takes_what_its_rows_fill(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_vllm_that_stays_awake_is_refused_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlhf_lightning.workers.role.require_vllm", lambda: None)
+    monkeypatch.setattr("rlhf_lightning.workers.settings.require_vllm", lambda: None)
     awake = Settings(generator="vllm", vllm=VLLM(sleep=False))
     strategy = attached(Auto(settings=awake, mapping=MappingOption(hardware="a100-80gb")), PPO())
     assert strategy.plan(2).mappings, "on a CPU"
@@ -88,7 +88,7 @@ class TwoWriters(GRPO):
 
 def test_two_that_answer_with_vllm_on_the_same_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is fastest puts both on all devices."""
-    for module in ("workers.role", "engines.vllm.config"):
+    for module in ("workers.settings", "engines.vllm.config"):
         monkeypatch.setattr(f"rlhf_lightning.{module}.require_vllm", lambda: None)
     for module in ("mapping.observe", "strategies.auto", "strategy_checks"):
         monkeypatch.setattr(f"rlhf_lightning.{module}.num_gpus", lambda: 2)

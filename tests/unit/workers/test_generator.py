@@ -335,7 +335,7 @@ def test_log_probs_are_the_actors_under_every_strategy(strategy: OpenRLHF) -> No
 def test_its_vllm_does_not_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asleep it would ask for weights before its next answers, and an actor sends changed ones only."""
     asked: list[tuple[object, ...]] = []
-    monkeypatch.setattr("rlhf_lightning.workers.role.require_vllm", lambda: None)
+    monkeypatch.setattr("rlhf_lightning.workers.settings.require_vllm", lambda: None)
     monkeypatch.setattr(Actor, "generator_over", lambda _, *given: asked.append(given))
     settings, cpu = Settings(generator="vllm", vllm=VLLM(kv_cache_gib=0.5)), torch.device("cpu")
     link = Link(cast(ProcessGroup, None), 0, cpu)

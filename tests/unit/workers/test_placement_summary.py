@@ -86,7 +86,7 @@ def test_models_whose_layers_are_divided_over_nodes_are_named(nodes: str, said: 
 
 
 def test_one_device_and_its_generator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlhf_lightning.workers.role.require_vllm", lambda: None)
+    monkeypatch.setattr("rlhf_lightning.workers.settings.require_vllm", lambda: None)
     strategy = Colocated(devices=1, settings=Settings(generator="vllm"))
     said = ["1 GPU, engine fsdp, generator vllm, float32", "  0: actor d1, reference d1, reward"]
     assert summary(strategy, GRPO(), gpu=True) == said
