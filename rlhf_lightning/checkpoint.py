@@ -1,29 +1,22 @@
-"""Checkpoint directories: a role's shards beside the trainer's state, whole or absent, and free of pickles.
+"""Checkpoints: a role's shards beside the trainer's state, free of pickles.
 
     last.ckpt/
         trainer.json           loops, callbacks, data position; tensors refer to tensors.safetensors
         tensors.safetensors    the algorithm's own buffers, and tensors of callbacks
         actor/ critic/         what the engines wrote: safetensors shards and JSON
 
-A checkpoint is written beside its place and renamed into it. Replacing one keeps the old directory as
-`last-replaced.ckpt` until the new one stands: if a crash falls between the two renames, reading `last.ckpt`
-falls back to it, and `ckpt_path="last"` finds it by its name.
+It appears whole, by `directories.replacing`. If a crash falls between its two renames, reading `last.ckpt`
+falls back to `last-replaced.ckpt`, and `ckpt_path="last"` finds it by its name.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
-import shutil
-import zlib
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from socket import gethostname
-from uuid import uuid4
 
 import numpy as np
 import torch
@@ -31,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from rlhf_lightning.controller import Batch
+from rlhf_lightning.directories import replaced
 from rlhf_lightning.engines import save_file
 from rlhf_lightning.spec import CHECKPOINT
 
@@ -60,106 +54,6 @@ _INSTEAD = {
     deque: "Put in list(...) of it.",
 }
 """What to put into a checkpoint in the place of values that it cannot hold."""
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Error numbers of a full disk. An error of a device process has only their text in its message."""
-
-
-@contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """Yield a fresh directory to write into; on success it becomes `target`, on failure nothing changes.
-
-    Args:
-        target: the checkpoint's directory; an existing one is replaced.
-
-    Raises:
-        OSError: it cannot be written there; its file name is the target where the disk is full.
-    """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    old = _replaced(target)
-    with _beside(target, of=target, left="the checkpoint before it, if there is one, is as it was") as fresh:
-        yield fresh
-        _flush(*fresh.rglob("*"), fresh)
-        if target.exists():
-            remove(old)
-            target.rename(old)
-        fresh.rename(target)
-        _flush(target.parent)
-        remove(old)
-
-
-@contextmanager
-def adding(target: Path, *, last: str, replaces: Collection[str]) -> Iterator[Path]:
-    """Yield a fresh directory to write into; on success its files move into `target`, on failure none does.
-
-    Args:
-        target: a directory, created if it does not exist; its other files stay.
-        last: name of the file that moves last: readers take the directory as complete only if it is there.
-        replaces: patterns of old files in `target` that are removed.
-
-    Raises:
-        OSError: it cannot be written there; its file name is the target where the disk is full.
-    """
-    made = not target.exists()
-    target.mkdir(parents=True, exist_ok=True)
-    try:
-        with _beside(target / last, of=target, left="nothing was written there") as fresh:
-            yield fresh
-            written = sorted((file for file in fresh.rglob("*") if file.is_file()), key=(fresh / last).__eq__)
-            places = {file: target / file.relative_to(fresh) for file in written}
-            folders = {place.parent for place in places.values()}  # `target` among them, as it holds `last`
-            _flush(*fresh.rglob("*"))
-            for folder in folders:
-                folder.mkdir(exist_ok=True, parents=True)
-            (target / last).unlink(missing_ok=True)
-            for old in {file for pattern in replaces for file in target.glob(pattern) if file.is_file()}:
-                old.unlink()
-            for file, place in places.items():
-                file.replace(place)
-            _flush(*folders)
-    finally:
-        if made and not any(target.iterdir()):
-            target.rmdir()
-
-
-@contextmanager
-def _beside(place: Path, *, of: Path, left: str) -> Iterator[Path]:
-    """Yield a fresh directory beside a path, and remove it at the end; first remove what dead writers left.
-
-    Args:
-        place: where what is written will be moved to.
-        of: path that errors name.
-        left: what there is in the end if the disk is full, for the message.
-    """
-    sweep(place)
-    fresh = _unfinished(place)
-    try:
-        fresh.mkdir()
-    except OSError as err:
-        raise OSError(err.errno, err.strerror, str(of)) from err
-    try:
-        yield fresh
-    except Exception as err:
-        if full := next((number for number in FULL if os.strerror(number) in str(err)), None):
-            raise OSError(full, f"{os.strerror(full)}; {left}", str(of)) from err
-        raise
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-
-
-def remove(target: Path) -> None:
-    """Remove a checkpoint if there is one: it is renamed first, so that it is never there in part."""
-    if target.is_symlink():
-        target.unlink()
-    elif target.exists():
-        rest = target.rename(_unfinished(target))
-        shutil.rmtree(rest, ignore_errors=True)
-
-
-def sweep(target: Path) -> None:
-    """Remove what writers that died, or were interrupted in this process, have left beside a target."""
-    for unfinished in target.parent.glob(".saving-*"):
-        if _is_left_over(unfinished, target):
-            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def find_complete(target: Path) -> Path | None:
@@ -167,7 +61,7 @@ def find_complete(target: Path) -> Path | None:
 
     It is the path itself, or `<name>-replaced` beside it if its writer died between the two renames.
     """
-    places = (target, _replaced(target))
+    places = (target, replaced(target))
     return next((place for place in places if (place / CHECKPOINT).is_file()), None)
 
 
@@ -297,18 +191,6 @@ def _unusable(directory: Path, why: str) -> str:
     )
 
 
-def _unfinished(target: Path) -> Path:
-    """A new path beside the target that tells who writes what: `.saving-<host>-<pid>-<target>-<unique>`."""
-    return (
-        target.parent
-        / f".saving-{_checksum(gethostname())}-{os.getpid()}-{_checksum(target.name)}-{uuid4().hex}"
-    )
-
-
-def _checksum(text: str) -> str:
-    return f"{zlib.crc32(text.encode()):08x}"
-
-
 def check_models(path: str | Path, saved: Collection[str], wanted: Collection[str]) -> None:
     """Refuse to write a checkpoint without models after their devices have ended.
 
@@ -320,36 +202,6 @@ def check_models(path: str | Path, saved: Collection[str], wanted: Collection[st
             f"{path}: the run has ended, and {', '.join(wanted)} with its devices. Nothing was written. Save "
             "within the run: a callback such as ModelCheckpoint(save_last=True), or on_train_end."
         )
-
-
-def _is_left_over(unfinished: Path, target: Path) -> bool:
-    """Whether its writer has died; on another host, where that is unknown, whether it wrote this target."""
-    _, host, pid, name, *_ = [*unfinished.name.split("-"), "", "", ""]
-    if host != _checksum(gethostname()):
-        return name == _checksum(target.name)
-    return int(pid) == os.getpid() or not _is_alive(int(pid))
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError as err:
-        return not isinstance(err, ProcessLookupError)  # else it runs under another user
-    return True
-
-
-def _replaced(target: Path) -> Path:
-    return target.with_name(f"{target.stem}-replaced{target.suffix}")
-
-
-def _flush(*paths: Path) -> None:
-    """Flush files and directories to the disk, so that they are complete if power fails after the rename."""
-    for path in paths:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _encode(value: object, where: str, tensors: dict[str, torch.Tensor]) -> object:

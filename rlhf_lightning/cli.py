@@ -34,10 +34,10 @@ from rlhf_lightning.callbacks import LastCheckpoint, Progress, Trace
 from rlhf_lightning.callbacks.last_checkpoint import searched
 from rlhf_lightning.callbacks.progress import early_stops
 from rlhf_lightning.callbacks.save_config import SaveConfig
-from rlhf_lightning.checkpoint import FULL
 from rlhf_lightning.commands import COMMANDS
 from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.connection import TERMINATED
+from rlhf_lightning.directories import FULL
 from rlhf_lightning.names import FOLDERS, choices, class_path, imported
 from rlhf_lightning.options import option_names
 from rlhf_lightning.output import check_local, check_output, keepers, keeps_last, leaves_files, whole

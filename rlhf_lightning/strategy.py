@@ -23,7 +23,7 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from rlhf_lightning import checkpoint as files
-from rlhf_lightning import checks, resume, stepping
+from rlhf_lightning import checks, directories, resume, stepping
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.checkpoint_source import CheckpointSource
 from rlhf_lightning.controller import Caller, CallReport, ResourcePool, WorkerGroup
@@ -317,7 +317,7 @@ class Strategy(SingleDeviceStrategy):
         elif self._cluster is not None:
             self._cluster.close()
         if self._saved is not None:
-            files.sweep(self._saved)  # what a device wrote until its end, where a save was interrupted
+            directories.sweep(self._saved)  # what a device wrote until its end, where a save was interrupted
         if self._handles:
             self.algorithm.bind({n: dataclasses.replace(r) for n, r in self.algorithm.roles().items()})
         self._handles, self.workers, self._resume, self._saved, self._cluster = {}, {}, None, None, None
@@ -343,7 +343,7 @@ class Strategy(SingleDeviceStrategy):
         own = {files.MODELS: models, files.PATHS: resume.start_paths(roles), **self.in_flight()}
         state = files.with_own(filepath, plain_options(checkpoint), own)
         self._saved = Path(filepath).absolute()
-        with files.replacing(self._saved) as directory:
+        with directories.replacing(self._saved) as directory:
             saved = [role.save(directory=directory / name) for name, role in kept.items()]
             files.write_state(directory, state)
             for ranks in saved:
@@ -394,4 +394,4 @@ class Strategy(SingleDeviceStrategy):
     def remove_checkpoint(self, filepath: str | Path) -> None:
         """Remove a checkpoint directory."""
         self._saved = Path(filepath).absolute()
-        files.remove(self._saved)
+        directories.remove(self._saved)

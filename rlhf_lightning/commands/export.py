@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlhf_lightning import checkpoint as files
+from rlhf_lightning import directories
 from rlhf_lightning.checkpoint_source import CheckpointSource
 from rlhf_lightning.commands.parser import Parser
 from rlhf_lightning.engines import (
@@ -68,7 +69,7 @@ def run(arguments: Sequence[str]) -> None:
     check_checkpoint(spec, head, directory / role)
     if alone and spec.lora is None:
         raise ValueError(f"checkpoint {given}: {role} was trained without lora. Leave {ADAPTERS} out.")
-    with files.adding(out, last=CONFIG[alone], replaces=(WEIGHTS[alone], *TOKENIZER_FILES)) as fresh:
+    with directories.adding(out, last=CONFIG[alone], replaces=(WEIGHTS[alone], *TOKENIZER_FILES)) as fresh:
         if alone or not export_checkpoint(directory / role, fresh, spec=spec, head=head):
             engine = FSDPEngine(spec, head=head)
             engine.load(directory / role, trained=False)

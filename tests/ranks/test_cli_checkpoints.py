@@ -16,7 +16,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rlhf_lightning import checkpoint
+from rlhf_lightning import checkpoint, directories
 from rlhf_lightning.algos import PPO
 from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.data import TaskData
@@ -156,7 +156,7 @@ def test_an_export_of_a_checkpoint_that_is_replaced_meanwhile(
     rlhf: Rlhf, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def overtaken(held: Path, out: Path, *, spec: ModelSpec, head: Head) -> bool:
-        with checkpoint.replacing(trained) as fresh:
+        with directories.replacing(trained) as fresh:
             shutil.copytree(trained, fresh, dirs_exist_ok=True)
         return export_checkpoint(held, out, spec=spec, head=head)
 

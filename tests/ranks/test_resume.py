@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rlhf_lightning import checkpoint as files
-from rlhf_lightning import resume
+from rlhf_lightning import directories, resume
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.algos import SFT, OnlineDPO
 from rlhf_lightning.callbacks import LastCheckpoint
@@ -115,7 +115,7 @@ class Overtaken(Local):
 
     def start(self, roles: Mapping[str, Role]) -> dict[str, Placement]:
         """Replace it first."""
-        with files.replacing(Path(self.checkpoint)) as fresh:
+        with directories.replacing(Path(self.checkpoint)) as fresh:
             shutil.copytree(self.checkpoint, fresh, dirs_exist_ok=True)
         return super().start(roles)
 

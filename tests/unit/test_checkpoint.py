@@ -17,6 +17,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from rlhf_lightning import checkpoint as files
+from rlhf_lightning import directories
 from rlhf_lightning.callbacks import LastCheckpoint
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.controller.in_process import InProcessTransport
@@ -30,7 +31,7 @@ DEAD = 9
 
 
 def write(target: Path, step: int) -> None:
-    with files.replacing(target) as directory:
+    with directories.replacing(target) as directory:
         files.write_state(directory, {"global_step": step})
 
 
@@ -132,10 +133,10 @@ def test_the_writer_dies(before: str, call: int, expected: int, tmp_path: Path) 
 def test_a_checkpoint_is_removed_at_once(tmp_path: Path) -> None:
     target = tmp_path / "epoch=0-step=1.ckpt"
     write(target, 1)
-    dies(before="rmtree", call=1, run=lambda: files.remove(target))
+    dies(before="rmtree", call=1, run=lambda: directories.remove(target))
     with pytest.raises(ValueError, match="is not there; beside it: no checkpoint"):
         files.find(target)
-    files.remove(target)
+    directories.remove(target)
 
 
 def test_of_a_link_to_a_checkpoint_the_link_is_removed_or_replaced(tmp_path: Path) -> None:
@@ -146,7 +147,7 @@ def test_of_a_link_to_a_checkpoint_the_link_is_removed_or_replaced(tmp_path: Pat
     write(link, 2)
     link.rename(other := tmp_path / "step=2.ckpt")
     link.symlink_to(other)
-    files.remove(link)
+    directories.remove(link)
     assert sorted(tmp_path.iterdir()) == [whole, other]
     assert [files.read_state(path)["global_step"] for path in (whole, other)] == [1, 2]
 
@@ -181,7 +182,7 @@ def test_what_another_user_keeps_closed_is_not_called_damaged(
 ) -> None:
     """Whoever runs this test may be root, who may read everything."""
     target = tmp_path / "last.ckpt"
-    with files.replacing(target) as directory:
+    with directories.replacing(target) as directory:
         files.write_state(directory, {"buffer": torch.ones(2)})
     monkeypatch.setattr(os, "access", lambda path, mode: path.name != closed and mode == os.R_OK)
     said = r"may not be read by this user\. Ask its owner to type `chmod -R a\+rX"
@@ -205,7 +206,7 @@ def test_files_are_added_to_a_directory_all_or_none(tmp_path: Path) -> None:
     target = tmp_path / "model"
 
     def add(said: str, error: Exception | None = None) -> None:
-        with files.adding(target, last="config.json", replaces=["model*"]) as fresh:
+        with directories.adding(target, last="config.json", replaces=["model*"]) as fresh:
             for name in ("config.json", "model.safetensors"):
                 (fresh / name).write_text(said)
             if error is not None:
@@ -232,7 +233,9 @@ def test_files_are_added_beside_others_in_a_folder_of_the_directory(tmp_path: Pa
     (tmp_path / "templates").mkdir()
     (tmp_path / "templates" / "README.md").write_text("mine")
     (tmp_path / "templates" / "old.jinja").write_text("old")
-    with files.adding(tmp_path, last="config.json", replaces=["templates*", "templates/*.jinja"]) as fresh:
+    with directories.adding(
+        tmp_path, last="config.json", replaces=["templates*", "templates/*.jinja"]
+    ) as fresh:
         (fresh / "templates").mkdir()
         for name in ("config.json", "templates/config.json", "templates/new.jinja"):
             (fresh / name).write_text("new")
@@ -242,7 +245,7 @@ def test_files_are_added_beside_others_in_a_folder_of_the_directory(tmp_path: Pa
 
 def test_a_model_that_is_added_in_part_has_no_configuration(tmp_path: Path) -> None:
     def add() -> None:
-        with files.adding(tmp_path, last="config.json", replaces=["model*"]) as fresh:
+        with directories.adding(tmp_path, last="config.json", replaces=["model*"]) as fresh:
             for name in ("config.json", "model.safetensors", "tokenizer.json"):
                 (fresh / name).write_text("new")
 
@@ -280,7 +283,7 @@ def test_an_interrupt_leaves_whole_checkpoints_alone(tmp_path: Path, monkeypatch
 
 
 def test_what_another_run_writes_in_the_directory_stays(tmp_path: Path) -> None:
-    with files.replacing(tmp_path / "last.ckpt") as unfinished:
+    with directories.replacing(tmp_path / "last.ckpt") as unfinished:
         child = os.fork()
         if child == 0:
             write(tmp_path / "best.ckpt", 5)
@@ -296,7 +299,7 @@ def test_who_still_writes_is_left_alone(tmp_path: Path, monkeypatch: pytest.Monk
     with subprocess.Popen(["sleep", "60"]) as writer:
         with monkeypatch.context() as there:
             there.setattr(os, "getpid", lambda: writer.pid)
-            unfinished = files._unfinished(tmp_path / "last.ckpt")
+            unfinished = directories._unfinished(tmp_path / "last.ckpt")
         unfinished.mkdir()
         write(tmp_path / "last.ckpt", 1)
         with pytest.raises(subprocess.TimeoutExpired):
@@ -316,8 +319,8 @@ def test_what_another_machine_left_of_the_same_checkpoint_goes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as there:
-        there.setattr(files, "gethostname", lambda: "node-7")
-        same, other = (files._unfinished(tmp_path / name) for name in ("last.ckpt", "best.ckpt"))
+        there.setattr(directories, "gethostname", lambda: "node-7")
+        same, other = (directories._unfinished(tmp_path / name) for name in ("last.ckpt", "best.ckpt"))
     for path in (same, other):
         path.mkdir()
     write(tmp_path / "last.ckpt", 1)

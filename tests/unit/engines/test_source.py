@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from rlhf_lightning.checkpoint import adding
+from rlhf_lightning.directories import adding
 from rlhf_lightning.engines import check_model, check_packed, has_tokenizer, max_positions, read_config
 from rlhf_lightning.engines.huggingface import source
 from rlhf_lightning.engines.huggingface.models import load_causal_lm, load_scalar
