@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from rlhf_lightning.data.batch import EncodedRows
-from rlhf_lightning.data.encoding import end_token, tokenize
 from rlhf_lightning.data.files import Files, RowSplit
 from rlhf_lightning.data.module import RowData
 from rlhf_lightning.data.record import Record
+from rlhf_lightning.data.tokenizer import end_token, tokenize
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

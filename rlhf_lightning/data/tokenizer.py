@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from array import array
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rlhf_lightning.spec import EMBEDDED, EMBEDDED_DIRECTORY, export_first
 
 _ALIKE = 0.99
 """Share of a tokenizer's tokens that must have the same ids in another one whose model reads its ids."""
+_CHUNK = 1024
 MARK = "\n"
 """A text that is always a token of its own, whatever follows it."""
 
@@ -79,6 +81,56 @@ def end_tokens(path: str) -> tuple[int, ...]:
         named = None
     found = [load_tokenizer(path).eos_token_id, *(named if isinstance(named, list) else [named])]
     return tuple(dict.fromkeys(token for token in found if token is not None))
+
+
+def tokenize(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, special: bool
+) -> Iterator[array[int]]:
+    """Yield the token ids of every text.
+
+    Args:
+        texts: any number.
+        tokenizer: of the model.
+        special: with the tokens that the tokenizer puts around a text, such as a begin token; a text that
+            has its begin token already is given no second one.
+
+    Raises:
+        ValueError: a text holds half a character, which JSON and Python allow, and no tokenizer.
+    """
+    doubled = array("i", [tokenizer.bos_token_id] * 2) if tokenizer.bos_token_id is not None else None
+    for start in range(0, len(texts), _CHUNK):
+        chunk = list(texts[start : start + _CHUNK])
+        for text in chunk:
+            _check_whole(text)
+        for ids in tokenizer(chunk, add_special_tokens=special, verbose=False)["input_ids"]:
+            found = array("i", ids)
+            yield found[1:] if special and found[:2] == doubled else found
+
+
+def _check_whole(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as err:
+        around = text[max(err.start - 20, 0) : err.end + 20]
+        raise ValueError(
+            f"a text holds half a character ({text[err.start]!a}) without its other half, in {around!a}. "
+            "Correct or remove its row."
+        ) from err
+
+
+def end_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token that ends a response or a document.
+
+    Raises:
+        ValueError: the tokenizer has none.
+    """
+    end = tokenizer.eos_token_id
+    if not isinstance(end, int):
+        raise ValueError(
+            f"the tokenizer {tokenizer.name_or_path!r} has no end token (eos), which ends a response. Name "
+            'one of its tokens in its tokenizer_config.json, such as "eos_token": "<|endoftext|>".'
+        )
+    return end
 
 
 def encode_behind(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -15,10 +15,11 @@ from jinja2 import TemplateError
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
+from rlhf_lightning.data.answers import answer_tokens, turn_end
 from rlhf_lightning.data.batch import padded
-from rlhf_lightning.data.encoding import answer_tokens, templated, turn_end
 from rlhf_lightning.data.format import Format
 from rlhf_lightning.data.record import are_messages
+from rlhf_lightning.data.rendering import templated
 
 ReadsTo: TypeAlias = Literal["template", "end"]
 _FORM = Format(chat_template=True)

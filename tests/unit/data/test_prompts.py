@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from rlhf_lightning.data import PromptData, RowBatch
-from rlhf_lightning.data.encoding import tokenize
 from rlhf_lightning.data.sampler import HELD_OUT
+from rlhf_lightning.data.tokenizer import tokenize
 from tests.embedded_model import build_byte_tokenizer
 from tests.unit.data.conftest import Writer, prompt_data
 from tests.unit.rlhf import Rlhf
