@@ -20,7 +20,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlhf_lightning import checks, data_checks, reporting, resume, stepping
+from rlhf_lightning import checks, data_checks, reporting, resume, stepping, trainer_habits
 from rlhf_lightning.balance import balanced
 from rlhf_lightning.controller import Batch, Metrics, check_neighbours, copies_of
 from rlhf_lightning.data import load_tokenizer
@@ -250,7 +250,7 @@ class RLHFAlgorithm(LightningModule):
     def training_step(self, batch: Columns, batch_idx: int) -> None:
         """Run one iteration, log what it reports, and count it."""
         started = time.perf_counter()
-        reporting.reset_step_metrics(self.trainer)
+        trainer_habits.reset_step_metrics(self.trainer)
         rows, self.ptx_batch = stepping.with_ptx(self, batch)
         stepping.warn_of_doubles(self, rows)
         metrics = stepping.run_step(type(self).__name__, self.step, rows)
@@ -260,7 +260,7 @@ class RLHFAlgorithm(LightningModule):
         measured = reporting.service_retries(self.placed())
         measured |= reporting.timings(stepping.finished(self.strategy.drain())) | self.strategy.metrics()
         measured |= reporting.throughput(returned, rows, seconds=time.perf_counter() - started)
-        reporting.check_logged(self.trainer, returned, measured)
+        trainer_habits.check_logged(self.trainer, returned, measured)
         numbers = returned | measured
         reporting.warn_of_skipped_steps(numbers)
         for name in self.progress:

@@ -10,8 +10,8 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from rlhf_lightning.data import row_data
-from rlhf_lightning.reporting import validation_interval
 from rlhf_lightning.stepping import check_encoded
+from rlhf_lightning.trainer_habits import validation_interval
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

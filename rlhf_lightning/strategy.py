@@ -36,10 +36,11 @@ from rlhf_lightning.loader_checks import check_loaders
 from rlhf_lightning.options import complete, options, unless_given
 from rlhf_lightning.output import checkpoint_directories, keep_tables
 from rlhf_lightning.parallel import ParallelLayout, subgroups
-from rlhf_lightning.reporting import monitor_each_validation, plain_options, silence_lightning
+from rlhf_lightning.reporting import plain_options
 from rlhf_lightning.requeue import Requeue, check_whole
 from rlhf_lightning.strategy_checks import check_layouts, check_options, check_pools, check_start, release
 from rlhf_lightning.trainer_checks import check_callbacks, check_trainer
+from rlhf_lightning.trainer_habits import monitor_each_validation, silence_lightning
 from rlhf_lightning.workers import Critic, Generator, Role, Settings
 from rlhf_lightning.workers.placement_summary import log_placements
 

@@ -11,7 +11,7 @@ from statistics import fmean
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from rlhf_lightning.reporting import begins_anew
+from rlhf_lightning.trainer_habits import begins_anew
 
 _METRIC = "reward/mean"
 _STEPS = 5

@@ -19,8 +19,8 @@ from rlhf_lightning.mapping.machine import of_a_run
 from rlhf_lightning.mapping.observe import Lengths, count_calls, phases, shape_of
 from rlhf_lightning.mapping.phases import Iteration
 from rlhf_lightning.output import check_output, keep, leaves_files, output_path
-from rlhf_lightning.reporting import unreported
 from rlhf_lightning.strategy import Strategy
+from rlhf_lightning.trainer_habits import unreported
 
 
 class PredictedTimes(Callback):

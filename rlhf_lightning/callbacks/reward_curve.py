@@ -10,7 +10,7 @@ from statistics import fmean
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from rlhf_lightning.output import check_output, leaves_files, output_path
-from rlhf_lightning.reporting import begins_anew, unreported
+from rlhf_lightning.trainer_habits import begins_anew, unreported
 
 Curve = list[tuple[int, float]]
 """Points (step, value), by ascending step."""

@@ -11,8 +11,9 @@ from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.controller import Batch
 from rlhf_lightning.functional import masked_sum
 from rlhf_lightning.output import check_output, leaves_files, output_path, put_aside, whole
-from rlhf_lightning.reporting import begins_anew, part_names, texts
+from rlhf_lightning.reporting import part_names, texts
 from rlhf_lightning.rewards import json_safe
+from rlhf_lightning.trainer_habits import begins_anew
 
 
 class Rollouts(Callback):

@@ -13,9 +13,9 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.data import row_data
 from rlhf_lightning.data_checks import check_validates
-from rlhf_lightning.reporting import begins_anew
 from rlhf_lightning.retold import retold
 from rlhf_lightning.rewards import Functions, HTTPOptions, RewardSpec, Sources, preflight, score
+from rlhf_lightning.trainer_habits import begins_anew
 from rlhf_lightning.workers import Reward
 
 REWARD, SECOND, GAP = "val/reward", "val/second_reward", "val/reward_gap"

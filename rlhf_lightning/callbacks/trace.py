@@ -12,8 +12,8 @@ from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.callbacks.timeline import write_trace
 from rlhf_lightning.controller import CallReport
 from rlhf_lightning.output import check_output, leaves_files
-from rlhf_lightning.reporting import begins_anew
 from rlhf_lightning.trainer_checks import check_lightning
+from rlhf_lightning.trainer_habits import begins_anew
 
 logger = logging.getLogger(__name__)
 
