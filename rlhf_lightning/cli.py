@@ -20,7 +20,6 @@ from pathlib import Path
 from jsonargparse import Namespace, set_parsing_settings
 from jsonargparse._actions import _ActionConfigLoad
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import LambdaCallback, RichProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
@@ -35,16 +34,14 @@ from rlhf_lightning.callbacks.last_checkpoint import searched
 from rlhf_lightning.callbacks.progress import early_stops
 from rlhf_lightning.callbacks.save_config import SaveConfig
 from rlhf_lightning.commands import COMMANDS
-from rlhf_lightning.controller import WorkerError, WorkerTimeoutError
 from rlhf_lightning.controller.connection import TERMINATED
-from rlhf_lightning.directories import FULL
 from rlhf_lightning.names import FOLDERS, choices, class_path, imported
 from rlhf_lightning.options import option_names
 from rlhf_lightning.output import check_local, check_output, keepers, keeps_last, leaves_files, whole
 from rlhf_lightning.retold import retold
 from rlhf_lightning.spec import CHECKPOINT
 from rlhf_lightning.strategy import Strategy
-from rlhf_lightning.usage import library_error, option_error, option_errors, place_of
+from rlhf_lightning.usage import option_error, option_errors
 from rlhf_lightning.words import as_handed_on, chosen, config_files, resolved
 from rlhf_lightning.yaml_files import write_names
 
@@ -379,17 +376,3 @@ def run(arguments: Sequence[str]) -> None:
         if isinstance(end, SIGTERMException) or TERMINATED.is_set():
             sys.exit(128 + signal.SIGTERM)
         raise
-
-
-def user_error(err: Exception) -> str | None:
-    """The message of an error to be shown without a traceback; None for an error in the program."""
-    if isinstance(err, ValueError):
-        place = place_of(err)
-        return f"{err} ({place})" if place else str(err)
-    if isinstance(err, MisconfigurationException | WorkerError | WorkerTimeoutError):
-        return str(err)
-    if not isinstance(err, OSError):
-        return library_error(err) or None
-    if err.filename is None and err.errno not in FULL:  # not about a file
-        return None
-    return f"{err.filename or 'the disk of trainer.default_root_dir, or of a logger'}: {err.strerror}."

@@ -42,7 +42,7 @@ def main() -> None:
     try:
         command.run(arguments[1:] if alone else arguments)
     except Exception as err:
-        if (message := import_module("rlhf_lightning.cli").user_error(err)) is None:
+        if (message := import_module("rlhf_lightning.user_errors").user_error(err)) is None:
             raise
         sys.stderr.write(f"rlhf: error: {message}\n")
         sys.exit(1)

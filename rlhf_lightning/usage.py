@@ -8,13 +8,9 @@ Of a recipe of another system, typed as it is, each option is told on a line of 
 from __future__ import annotations
 
 import json
-import os
 import re
-import sysconfig
-import traceback
 from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 from pkgutil import resolve_name
 from types import MappingProxyType
 
@@ -25,10 +21,6 @@ from rlhf_lightning.other_values import value_elsewhere
 
 _TWO_DASHES = "Options begin with two dashes."
 """Said of an option without them, once of several."""
-_NOT_THEIRS = ("<", f"{Path(__file__).parent}{os.sep}", *sysconfig.get_paths().values())
-"""How the paths of files begin that the user did not write."""
-_SET_UP = ("<module>", "__init__", "__post_init__", "setup")
-"""Functions in which options are refused, where the place says nothing about the mistake."""
 _TRIED = re.compile(
     r"- Expected a (<class '(NoneType|list)'>|path but)|"
     r"(- )?Does not validate|Subtypes:|Errors:|Given value|$"
@@ -182,25 +174,3 @@ def _word_meant(said: str, owners: Mapping[str, type], *, elsewhere: Mapping[str
 def _decided(option: str, elsewhere: Mapping[str, str]) -> str | None:
     """What to type instead of an option that the command does not take, with or without `trainer.`."""
     return elsewhere.get(option) or elsewhere.get(f"trainer.{option}")
-
-
-def library_error(err: Exception) -> str:
-    """An error that a library of the command raised about its use, on one line; empty for any other error."""
-    *_, (frame, _) = traceback.walk_tb(err.__traceback__)
-    said = " ".join(str(err).split())
-    if type(err).__module__.startswith("wandb."):
-        return f"wandb: {said} Or try --trainer.logger.offline true."
-    if type(err).__module__.startswith("jsonargparse."):  # a logger's directory without room for config.yaml
-        return f"{said}."
-    raised_there = str(frame.f_globals.get("__name__")).startswith("lightning.")
-    return said if type(err) is RuntimeError and raised_there else ""
-
-
-def place_of(err: Exception) -> str:
-    """Where the user's own code was when an error was raised; empty if it was not there, or in a set-up."""
-    frames = [f for f in traceback.extract_tb(err.__traceback__) if not f.filename.startswith(_NOT_THEIRS)]
-    if not frames or frames[0].name in _SET_UP:
-        return ""
-    path = Path(frames[-1].filename)
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f"{shown}, line {frames[-1].lineno}, in {frames[-1].name}"
