@@ -175,7 +175,8 @@ class Device:
         """
         started, clock = time.time(), time.perf_counter()
         try:
-            with serving(call.scope):
+            # A reward function, or a module that it imports, may have turned gradients off for its thread.
+            with torch.enable_grad(), serving(call.scope):
                 value, columns = self._run(call, blocks)
         except Exception as err:  # noqa: BLE001 - re-raised under the name of the call
             role = self.roles.get(call.role)

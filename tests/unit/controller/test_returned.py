@@ -92,6 +92,30 @@ def test_a_device_knows_how_much_a_call_made() -> None:
     assert device.made == {"echo.count": 8}
 
 
+class Scoring(Echo):
+    """Scores with a module that turns gradients off, as scripts do in their first lines."""
+
+    def __init__(self, group: WorkerGroup | None = None) -> None:
+        super().__init__(group)
+        self.found: list[bool] = []
+
+    @register(transfer=DP, reads=("n",), returns=("n",))
+    def judge(self, rows: TensorDict) -> TensorDict:
+        self.found.append(torch.is_grad_enabled())
+        torch.set_grad_enabled(False)
+        return rows
+
+
+def test_a_method_that_turns_gradients_off_does_so_for_itself_alone() -> None:
+    device, role = Device(0), Scoring()
+    host(device, role, ParallelLayout())
+    call = Call("echo", "judge", 0, 1, (ColumnInput("n", (slice(0, 1),)),), {}, ("n",))
+    with torch.no_grad():
+        for _ in range(2):
+            device.call(call, encode(torch.tensor([1])))
+    assert role.found == [True, True]
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_fewer_or_more_rows_than_were_given_are_refused(size: int) -> None:
     role, batch = keeping(1), Batch.of({"n": torch.tensor([1, 2])})
