@@ -57,6 +57,8 @@ class Strategy(SingleDeviceStrategy):
     """The training engine, where the strategy leaves no choice."""
     makes_room: ClassVar[bool] = True
     """Whether roles share devices; false: `offload`, which would do nothing, is refused."""
+    in_process: ClassVar[bool] = False
+    """Whether models compute in the controller's own process."""
 
     devices: int | None = None
     """Devices of the job; by default all GPUs, or on a CPU as few as the placement needs."""

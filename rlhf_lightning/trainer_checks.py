@@ -101,6 +101,11 @@ def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
             f"Trainer(precision={trainer.precision!r}): each model has a type of its own. Type "
             'Actor(dtype="bfloat16") instead, and so for models of other paths than the actor\'s.'
         )
+    if trainer._detect_anomaly and not strategy.in_process:
+        raise ValueError(
+            "Trainer(detect_anomaly=True): it watches this process, and gradients are computed on devices. "
+            "Type --strategy local, in Python Trainer(strategy=Local()), which computes here."
+        )
     kind = type(strategy.algorithm)
     if trainer.state.fn == "test" and kind.test_step is LightningModule.test_step:
         raise ValueError(

@@ -26,6 +26,7 @@ class Local(Strategy):
     """One device, this process, no Ray: for debugging, tests and small models."""
 
     strategy_name = "local"
+    in_process = True
 
     num_threads: int = 0
     """Threads of computation; 0 leaves the number of the process, or takes its container's quota of cores."""
