@@ -37,9 +37,10 @@ from rlhf_lightning.commands import COMMANDS
 from rlhf_lightning.controller.connection import TERMINATED
 from rlhf_lightning.names import FOLDERS, choices, class_path, imported
 from rlhf_lightning.options import option_names
-from rlhf_lightning.output import check_local, check_output, keepers, keeps_last, leaves_files, whole
+from rlhf_lightning.output import check_output, keepers, keeps_last, leaves_files, whole
 from rlhf_lightning.retold import retold
 from rlhf_lightning.spec import CHECKPOINT
+from rlhf_lightning.stores import check_local
 from rlhf_lightning.strategy import Strategy
 from rlhf_lightning.usage import option_error, option_errors
 from rlhf_lightning.words import as_handed_on, chosen, config_files, resolved

@@ -16,6 +16,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
+from rlhf_lightning.stores import check_local
+
 logger = logging.getLogger(__name__)
 
 
@@ -107,6 +109,7 @@ def check_output(trainer: Trainer, directory: Path, *, name: str) -> None:
     """
     if not leaves_files(trainer):
         return
+    check_local(directory, option=f"{name}: directory")
     above = (directory.absolute(), *directory.absolute().parents)
     try:
         with TemporaryFile(dir=next(path for path in above if path.exists())):
@@ -116,15 +119,6 @@ def check_output(trainer: Trainer, directory: Path, *, name: str) -> None:
             f"{name}: {directory} cannot be written ({err.strerror}). Type another path for it, or another "
             "--trainer.default_root_dir."
         ) from err
-
-
-def check_local(path: object, *, option: str) -> None:
-    """Refuse the address of a store as a directory: files would go below a new folder such as `s3:`."""
-    if "://" in str(path):
-        raise ValueError(
-            f"{option}={path}: the devices write their shares of a checkpoint to a disk, not to a store. "
-            "Type a directory that all nodes have, such as one where the store is mounted."
-        )
 
 
 def checkpoint_directories(trainer: Trainer | None) -> dict[Path, str]:

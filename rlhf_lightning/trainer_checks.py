@@ -22,7 +22,8 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.plugins import Precision, TorchCheckpointIO
 
-from rlhf_lightning.output import check_local, check_output, checkpoint_directories, keepers
+from rlhf_lightning.output import check_output, checkpoint_directories, keepers
+from rlhf_lightning.stores import check_local
 from rlhf_lightning.trainer_habits import validation_interval
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from rlhf_lightning.commands.parser import Parser, count
 from rlhf_lightning.mapping import hardware, measured
 from rlhf_lightning.mapping.calibrate import measure, refine_by_run
 from rlhf_lightning.mapping.hardware import Hardware
+from rlhf_lightning.stores import check_local
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -26,7 +27,7 @@ def run(arguments: Sequence[str]) -> None:
     """
     parser = Parser("calibrate", __doc__)
     add = parser.add_argument
-    add("out", type=Path, help="file to write, such as machine.yaml")
+    add("out", help="file to write, such as machine.yaml")
     add("--name", default="", help="what the reports call the machine; the file's by default")
     add("--devices", type=count, default=0, help="devices that share the machine")
     add(
@@ -37,10 +38,12 @@ def run(arguments: Sequence[str]) -> None:
         help="directory of a run with --trainer.callbacks+=PredictedTimes, whose measurements are taken",
     )
     options: argparse.Namespace = parser.parse_args(arguments)
-    name = options.name or options.out.stem
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    if options.out.is_dir():
-        raise ValueError(f"{options.out}: is a directory. Type the file to write, such as machine.yaml.")
+    check_local(options.out, option="out")
+    out = Path(options.out)
+    name = options.name or out.stem
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.is_dir():
+        raise ValueError(f"{out}: is a directory. Type the file to write, such as machine.yaml.")
     if options.run is None:
         found = _measured(name, options.devices)
     elif options.devices:
@@ -50,9 +53,9 @@ def run(arguments: Sequence[str]) -> None:
         )
     else:
         found = _refined(name, options.run)
-    hardware.save(found, options.out)
+    hardware.save(found, out)
     sys.stdout.write(
-        f"{options.out.read_text()}\nwritten to {options.out}: give it to --hardware\n"
+        f"{out.read_text()}\nwritten to {out}: give it to --hardware\n"
         f"the network between nodes was not measured: inter_bandwidth is {found.inter_bandwidth:g} bytes/s a "
         "node; with several nodes write your own there\n"
     )

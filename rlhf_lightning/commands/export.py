@@ -24,6 +24,7 @@ from rlhf_lightning.engines import (
 )
 from rlhf_lightning.retold import retold
 from rlhf_lightning.spec import ModelSpec
+from rlhf_lightning.stores import check_local
 
 ADAPTERS = "--adapters"
 CONFIG = "config.json", ADAPTER_CONFIG
@@ -46,11 +47,12 @@ def run(arguments: Sequence[str]) -> None:
     parser = Parser("export", __doc__)
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="of a run, such as runs/checkpoints/last.ckpt")
-    add("out", metavar="OUT", type=Path, help="directory to write")
+    add("out", metavar="OUT", help="directory to write")
     add("role", metavar="ROLE", nargs="?", help="whose model; by default the only one, else actor")
     add(ADAPTERS, action="store_true", help="write the adapters alone, in a format that peft reads")
     options = parser.parse_intermixed_args(arguments)
-    given, out, alone = options.checkpoint, options.out, options.adapters
+    check_local(options.out, option="OUT")
+    given, out, alone = options.checkpoint, Path(options.out), options.adapters
     source = CheckpointSource(files.find(given))
     directory = source.directory
     state = files.read_state(directory)

@@ -124,3 +124,15 @@ def test_the_command_asks_no_store(rlhf: Rlhf, tmp_path: Path, monkeypatch: pyte
     said = rlhf.refused(*FIT, *SHORT, "--trainer.default_root_dir", "s3://bucket/runs")
     assert said.startswith("trainer.default_root_dir=s3://bucket/runs: "), said
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("kind", [Rollouts, SampleTable])
+def test_a_callback_makes_no_folder_of_a_stores_name(
+    kind: type[Rollouts | SampleTable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = trainer(Started(), tmp_path, callbacks=[kind(directory="s3://bucket/a")], limit_val_batches=1)
+    told = rf"^{kind.__name__}: directory=s3:/bucket/a: is in a store, .* the store is mounted\.$"
+    with pytest.raises(ValueError, match=told):
+        run.fit(grpo(), datamodule=TaskData(batch_size=1, num_rows=1, num_val_rows=1))
+    assert not [*tmp_path.iterdir()]

@@ -38,6 +38,7 @@ def test_a_run_refines_what_it_was_predicted_with(rlhf: Rlhf, run: Path) -> None
 def test_runs_that_are_not_there(rlhf: Rlhf, run: Path, tmp_path: Path) -> None:
     said = rlhf.refused("calibrate", "machine.yaml", "--from", str(tmp_path / "none"))
     assert "no measurements are there" in said
+    assert rlhf.refused("calibrate", "s3://a/b.yaml").startswith("out=s3://a/b.yaml: is in a store")
     assert "--trainer.callbacks+=PredictedTimes" in said
     assert "Leave --devices out" in rlhf.refused("calibrate", "x.yaml", "--from", str(run), "--devices", "2")
     assert not Path("machine.yaml").exists()
