@@ -215,7 +215,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 def _finite(whose: str, value: object, number: int, prompt: str) -> float:
     try:
-        result = math.nan if isinstance(value, str) else float(value)  # type: ignore[arg-type]
+        result = math.nan if isinstance(value, str | bytes) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's
         result = math.nan
     if not abs(result) <= LARGEST:

@@ -98,6 +98,11 @@ def no_real_number(prompts: list[str], responses: list[str], rows: list[Row]) ->
     return torch.full((len(rows),), 1j)
 
 
+def bytes_of_digits(prompts: list[str], responses: list[str], rows: list[Row]) -> list[bytes]:
+    """What a service said, not read as numbers."""
+    return [response.encode() for response in responses]
+
+
 @pytest.mark.parametrize(
     ("function", "words"),
     [
@@ -105,6 +110,7 @@ def no_real_number(prompts: list[str], responses: list[str], rows: list[Row]) ->
         (leaves_in_the_middle, "SystemExit over 2 rows, the first with the prompt '2"),
         (one_for_all, "TypeError over 2 rows, the first with the prompt .* 0-d tensor"),
         (two_for_each, r"row 0 of the batch got tensor\(\[0\., 0\.\]\), which is not a finite number"),
+        (bytes_of_digits, "row 0 of the batch got b'1', which is not a finite number"),
         (no_real_number, r"row 0 of the batch got tensor\(.*j\), which is not a finite number"),
     ],
 )
