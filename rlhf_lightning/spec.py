@@ -131,9 +131,14 @@ class LoRA:
 
 
 def export_first(path: str) -> str:
-    """What to type where a directory is a checkpoint, and has to be a model; empty for any other."""
-    held = (Path(path).expanduser() / CHECKPOINT).is_file()
-    return f"It is a checkpoint: type OUT after `rlhf export {path} OUT`." if held else ""
+    """What to type where a directory is a checkpoint or a part of one, and has to be a model; else empty."""
+    given = Path(path).expanduser()
+    if (given / CHECKPOINT).is_file():
+        return f"It is a checkpoint: type OUT after `rlhf export {path} OUT`."
+    if given.is_dir() and (given.parent / CHECKPOINT).is_file():
+        role = given.name
+        return f"It lies in a checkpoint: type OUT after `rlhf export {Path(path).parent} OUT {role}`."
+    return ""
 
 
 def why_not_megatron(family: str, *, mlp_bias: bool = False, rope: str = "default") -> str:

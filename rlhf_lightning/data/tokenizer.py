@@ -31,14 +31,14 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(_source(path))
     except (OSError, ValueError) as err:
+        if instead := export_first(path):
+            raise ValueError(f"tokenizer {path!r}: no tokenizer is there. {instead}") from err
         named = path.count("/") < 2 and not path.startswith(("/", ".", "~"))  # as the hub names models
-        reason = str(err).splitlines()[0] if named or Path(path).is_dir() else "no such directory"
+        said = str(err).splitlines()[0].partition(" from one of:")[0]  # of a list, on the lines below
+        reason = said if named or Path(path).is_dir() else "no such directory"
         raise ValueError(
-            f"tokenizer {path!r}: no tokenizer could be loaded from there ({reason}). "
-            + (
-                export_first(path)
-                or f"Give a directory that holds tokenizer.json, a hub name, or {EMBEDDED!r}."
-            )
+            f"tokenizer {path!r}: no tokenizer could be loaded from there ({reason}). Give a "
+            f"directory that holds tokenizer.json, a hub name, or {EMBEDDED!r}."
         ) from err
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ValueError(f"tokenizer {path!r}: a {type(tokenizer).__name__} is not a text tokenizer.")

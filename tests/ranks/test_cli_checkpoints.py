@@ -129,6 +129,9 @@ def test_a_checkpoint_is_no_model(rlhf: Rlhf, trained: Path) -> None:
     for role in ("actor", "reward"):
         said = rlhf.refused(*FIT, *SHORT, f"--algo.{role}.path", str(trained))
         assert said.endswith(f" It is a checkpoint: type OUT after `rlhf export {trained} OUT`."), said
+        said = rlhf.refused(*FIT, *SHORT, f"--algo.{role}.path", str(trained / "critic"))
+        inside = f"It lies in a checkpoint: type OUT after `rlhf export {trained} OUT critic`."
+        assert said.endswith(f" {inside}"), said
 
 
 def test_an_export_builds_no_engine(rlhf: Rlhf, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,6 +300,7 @@ def test_what_stopped_a_run_early_is_said(rlhf: Rlhf, monkeypatch: pytest.Monkey
 def test_an_export_into_the_checkpoint_or_over_its_beginning(rlhf: Rlhf, trained: Path) -> None:
     for out in (trained, trained / "hf"):
         assert rlhf.refused("export", str(trained), str(out)).startswith(f"{out}: lies in the checkpoint")
+    assert rlhf.refused("export", str(trained), "gs://a/b").startswith("OUT=gs://a/b: is in a store")
     assert rlhf.run("export", str(trained), "base")[0] == 0
     words = (*FIT, *SHORT, "--strategy", "local", "--trainer.max_steps", "1", "--algo.actor.path", "base")
     assert rlhf.run(*words, "--trainer.default_root_dir", "again")[0] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from rlhf_lightning.data.tokenizer import (
     load_tokenizer,
     token_texts,
 )
-from rlhf_lightning.spec import EMBEDDED_DIRECTORY
+from rlhf_lightning.spec import CHECKPOINT, EMBEDDED_DIRECTORY
 from tests.embedded_model import write_embedded
 from tests.unit.data.conftest import write_spacing
 
@@ -116,3 +117,17 @@ def test_texts_become_prompts() -> None:
     assert found["prompt_mask"].tolist() == [[True] * 3, [False, False, True]]
     with pytest.raises(ValueError, match="1 of 2 texts, such as '', have no tokens"):
         prompt_columns(["a", ""], tokenizer)
+
+
+def test_what_has_no_tokenizer_is_said_in_whole_sentences(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"\(Couldn't instantiate the backend tokenizer\)\. Give a directory"
+    ):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / CHECKPOINT).touch()
+    (tmp_path / "actor").mkdir()
+    given = re.escape(str(tmp_path))
+    with pytest.raises(ValueError, match=rf"'{given}': no tokenizer is there\. It is a checkpoint: .* OUT`"):
+        load_tokenizer(str(tmp_path))
+    with pytest.raises(ValueError, match=rf"It lies in a checkpoint: .*`rlhf export {given} OUT actor`\."):
+        load_tokenizer(str(tmp_path / "actor"))
