@@ -11,9 +11,13 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pkgutil import resolve_name
 
+from lightning.pytorch import LightningDataModule
+
+from rlhf_lightning.algorithm import RLHFAlgorithm
 from rlhf_lightning.names import FOLDERS, choices, meant
 from rlhf_lightning.options import has_option, option_classes, option_names, option_paths
 from rlhf_lightning.other_systems import known_elsewhere
+from rlhf_lightning.strategy import Strategy
 
 _NAMED = {
     "callbacks": ("rlhf_lightning.callbacks", "lightning.pytorch.callbacks"),
@@ -21,6 +25,8 @@ _NAMED = {
     "plugins": ("lightning.pytorch.plugins",),
 }
 """Modules whose classes the trainer's options take without their path."""
+_BASES = {"algo": RLHFAlgorithm, "strategy": Strategy, "data": LightningDataModule}
+"""What the classes of each option are derived from."""
 _OWN = ("config", "seed_everything", "trace", "ckpt_path", "print_config")
 """Options of the command itself."""
 
@@ -75,6 +81,17 @@ def of_class_name(name: str, key: str, first: str) -> str:
     begun = [each for each in low if name and each.startswith(name.lower())]
     found = begun[:1] or get_close_matches(name.lower(), low, n=1)
     return meant(*(low[each] for each in found)) or " Type its import path."
+
+
+def of_module(kind: str, module: str, name: str) -> str:
+    """What was meant by a class that its module lacks: a similar one, or any there."""
+    place, base = importlib.import_module(module), _BASES[kind]
+    found = [getattr(place, each) for each in vars(place).get("__all__", dir(place))]
+    there = {cls.__name__: cls for cls in found if isinstance(cls, type) and issubclass(cls, base)}
+    known = [cls for cls, its in there.items() if its is not base and not inspect.isabstract(its)]
+    if not known:
+        return f" No class there is derived from {base.__name__}. Write one, or type the name of another."
+    return meant(*get_close_matches(name, known, n=1)) or f" Type one of {', '.join(sorted(known))}."
 
 
 def is_option(option: str, owners: Mapping[str, type]) -> bool:

@@ -48,6 +48,8 @@ _DOTTED = re.compile(r"Expected a dot import path string: ?(\S*)")
 """A name that is no class path."""
 _OTHER = re.compile(r"Import path (?:([\w.]+) )?does not correspond to a subclass of (\w+)$")
 """A module or another class in the place of a class."""
+_LACKING = re.compile(r"(algo|strategy|data): [\w.]+: module '([\w.]+)' has no attribute '(\w+)'$")
+"""A name in the place of a class that its module lacks."""
 _EXPECTED = re.compile(r"- (Expected a|Not a valid subclass of) ")
 """What a type wants, which says nothing where a line says what is wrong."""
 _PLACE = re.compile(r"(- )?(Parser key|Problem with given class_path) ")
@@ -113,8 +115,10 @@ def option_error(
     if (other := _OTHER.search(said)) and (name := other[1] or (given and given[1])):
         advice = "Type the import path of one, such as my_package.my_module.Mine."
         return f"{said[: other.start()]}{name} is not a subclass of {other[2]}. {advice}"
-    if word_meant := _word_meant(said, owners, elsewhere=elsewhere):
-        return f"{said}.{word_meant}"
+    lacking = _LACKING.search(said)
+    there = suggestion.of_module(*lacking.groups()) if lacking else ""
+    if its_meant := there or _word_meant(said, owners, elsewhere=elsewhere):
+        return f"{said}.{its_meant}"
     said = _NO_LIST.sub(_as_list, _REQUIRED.sub(r"\1", said))
     said = _ONE_KIND.sub(
         r"\2 is a class, and there is none to choose. Type the options of \1 one by one.", said
