@@ -90,7 +90,10 @@ def held(name: str, needed: int, kind: str, *, started: int) -> str:
     """
     nodes, bundle = list(state.available_resources_per_node().values()), BUNDLES[kind]
     left = ", ".join(f"{sum(node.get(each, 0) for node in nodes):.0f} {each}s" for each in bundle)
-    advice = _advice(_room(nodes, kind) + started, "again when those jobs have ended")
+    room = _room(nodes, kind)
+    advice = _advice(room + started, "again when those jobs have ended")
+    if room >= needed:  # one node had room for all when it was asked for
+        advice = "Type the command again: they are on several nodes, and were sought on one that had room."
     return (
         f"pool {name} needs {needed} devices, each of one {' and one '.join(bundle)}; other jobs and "
         f"{started} devices of this one leave {left}. {advice}"

@@ -72,9 +72,15 @@ def test_more_devices_than_there_are_are_refused(
             f"leave 65 CPUs, 5 GPUs. Try --strategy.devices 1{OR}",
         ),
         (({"CPU": 64.0}, {"GPU": 8.0}), "GPU", 0, "64 CPUs, 8 GPUs. Try again when those jobs have ended."),
+        (
+            ({"CPU": 4.0}, {"CPU": 5.0}),
+            "CPU",
+            0,
+            "leave 9 CPUs. Type the command again: they are on several nodes",
+        ),
         (({}, {"memory": 1.0}), "CPU", 0, "leave 0 CPUs. Try again when those jobs have ended."),
     ],
-    ids=["some", "on-one-node", "on-none", "nothing"],
+    ids=["some", "on-one-node", "on-none", "taken-meanwhile", "nothing"],
 )
 def test_what_other_jobs_leave_is_counted_node_by_node(
     monkeypatch: pytest.MonkeyPatch, free: tuple[dict[str, float], ...], kind: str, started: int, told: str
