@@ -142,9 +142,7 @@ def test_a_scalar_head_is_fresh_on_a_causal_model_and_read_from_a_classifier(
 def test_a_head_that_nothing_trains_is_not_made_up(
     judge: type[Reward | Cost], causal: Path, tmp_path: Path
 ) -> None:
-    told = (
-        f"path={causal}: its weights have no score.weight, the head of a reward, cost or value model, and"
-    )
+    told = f"path={causal}: its weights have no score.weight, the head of a reward, cost or value model, and"
     with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
         load_scalar(judge(path=str(causal)))
     for trained in (Critic(path=str(causal)), Scorer(path=str(causal))):
