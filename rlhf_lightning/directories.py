@@ -95,7 +95,7 @@ def sweep(target: Path) -> None:
 
 def replaced(target: Path) -> Path:
     """Where the old directory is kept until the new one stands."""
-    return target.with_name(f"{target.stem}-replaced{target.suffix}")
+    return target.parent / f"{target.stem}-replaced{target.suffix}"  # also of `.`, which has no name
 
 
 @contextmanager

@@ -190,6 +190,19 @@ def test_what_another_user_keeps_closed_is_not_called_damaged(
         files.read_state(target)
 
 
+def test_the_current_directory_is_a_checkpoint_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for nameless in (".", "/"):
+        with pytest.raises(
+            ValueError, match=rf"^checkpoint '{nameless}' holds no trainer\.json; beside it: "
+        ):
+            files.find(nameless)
+    (tmp_path / CHECKPOINT).touch()
+    assert files.find(".").samefile(tmp_path)
+
+
 def test_a_model_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(
