@@ -165,7 +165,7 @@ def _read_data_set(reference: Reference, path: str, option: str, limit: int | No
             loaded = datasets.load_from_disk(str(directory))
         else:
             loaded = datasets.load_dataset(
-                str(directory) if directory.is_dir() else reference.name, reference.subset
+                str(directory.resolve()) if directory.is_dir() else reference.name, reference.subset
             )
     except datasets.exceptions.DatasetGenerationError as err:  # it says only that it is one; why is its cause
         reason = shorten(str(err.__cause__ or err), 300)
@@ -176,7 +176,8 @@ def _read_data_set(reference: Reference, path: str, option: str, limit: int | No
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as err:
         reason = str(err).splitlines()[0] if str(err) else type(err).__name__
         prefix = f"{option}={path}:" if directory.is_dir() else f"{_missing(path, option)} By that name,"
-        raise ValueError(f"{prefix} no data set could be loaded ({reason}).") from err
+        instead = " Type a file of rows, or another directory." if directory.is_dir() else ""
+        raise ValueError(f"{prefix} no data set could be loaded ({reason}).{instead}") from err
     single = isinstance(loaded, datasets.Dataset)
     if saved:
         _check_saved(reference, loaded.split if single else reference.split, given=f"{option}={path}")

@@ -141,6 +141,17 @@ def test_a_directory_of_files_that_make_no_data_set(
         read_rows(str(folder))
 
 
+def test_a_directory_without_rows_is_told_what_to_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.chdir(tmp_path)
+    for path in (".", str(tmp_path)):
+        told = rf"^data\.path={re.escape(path)}: no data set .* doesn't contain any data files\)\. Type"
+        with pytest.raises(ValueError, match=told):
+            read_rows(path)
+
+
 def test_split_sizes_that_differ_from_those_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
 
