@@ -52,6 +52,8 @@ _LACKING = re.compile(r"(algo|strategy|data): [\w.]+: module '([\w.]+)' has no a
 """A name in the place of a class that its module lacks."""
 _EXPECTED = re.compile(r"- (Expected a|Not a valid subclass of) ")
 """What a type wants, which says nothing where a line says what is wrong."""
+_OF_ANY = re.compile(r"(?<=\n) *- Problem with given class_path 'lightning.Callback':\s*Option .* accepted\n")
+"""What the class of all callbacks, tried behind that of the user, has no option for."""
 _PLACE = re.compile(r"(- )?(Parser key|Problem with given class_path) ")
 """Lines that say where something is wrong, and not what."""
 _GIVEN = re.compile(r"Given value: (?!NestedArg|Namespace)(\S.*)")
@@ -93,6 +95,7 @@ def option_error(
         elsewhere: what to type instead, by option, for options of these classes that the command does not
             take.
     """
+    message = _OF_ANY.sub("", message)
     said, classes = _shortened(message), _CLASS.findall(message)
     if valued := value_elsewhere(message):
         dashes = f" {_TWO_DASHES}" * bool(_ASSIGNED.match(said))
