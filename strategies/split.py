@@ -63,7 +63,7 @@ def two_sides(
     second = tuple(role for role in roles if role not in ACTOR_SIDE)
     if len({model in ACTOR_SIDE for model in models}) < 2:
         return [ResourcePool("all", devices or 1, tuple(roles))]
-    total = devices if devices is not None else 2 * (actor_devices or 1)
+    total = devices if devices is not None else 2 * max(1, actor_devices or 1)
     actor = actor_devices if actor_devices is not None else total // 2
     if total == 1:
         raise ValueError(f"{name}(devices=1): 1 device has no two halves. Try devices=2{SHARING}.")

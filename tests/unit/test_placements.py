@@ -57,6 +57,7 @@ SHARING = ", or --strategy colocated, where all models share every device"
     [
         (Split(devices=1), f"Split(devices=1): 1 device has no two halves. Try devices=2{SHARING}."),
         (Split(devices=1, actor_devices=1), f"1 device has no two halves. Try devices=2{SHARING}."),
+        (Split(actor_devices=-1), "leaves 3 for ('critic', 'reward'). Try actor_devices between 1 and 1."),
         (NeMoAligner(devices=1), f"of 2 devices, the same number on each side. Try devices=2{SHARING}."),
         (Standalone(devices=2), f"over 3 models (actor, critic, reference). Try devices=3{SHARING}."),
         (Standalone(devices=1), "Standalone(devices=1): 1 device cannot be divided over 3 models (actor,"),
