@@ -15,7 +15,7 @@ from rlhf_lightning.controller.block import encode
 from rlhf_lightning.controller.call import Call, ColumnInput
 from rlhf_lightning.controller.column import Column
 from rlhf_lightning.controller.parcel import unpacked
-from rlhf_lightning.controller.ray_transport import RayTransport
+from rlhf_lightning.controller.ray_transport import RayFuture, RayTransport
 from rlhf_lightning.controller.ray_types import DeviceHandle, Ref
 from rlhf_lightning.parallel import ParallelLayout
 from tests.ray.echo import Echo, transport_of
@@ -112,6 +112,22 @@ def test_a_failure_is_told_once(there: Pretended, made_s: float) -> None:
         transport.drain()
     assert transport.drain() == []
     assert there.now < TIMEOUT_S
+
+
+@pytest.mark.parametrize("read", [0, 1], ids=["another", "failed"])
+def test_a_failure_ends_the_wait_for_a_value(there: Pretended, read: int) -> None:
+    refs = [there.ref(report(), made_s=99.0), there.ref(raised(ValueError("wrong")), made_s=5.0)]
+    transport = sent(refs)
+    with pytest.raises(WorkerError, match=r"^echo\[rank 1, device 1\]\.ping: wrong$"):
+        transport.fetch([RayFuture(refs[read], transport, None, "echo.ping")])
+    assert there.now < TIMEOUT_S
+
+
+def test_what_a_call_that_failed_before_has_not_made_is_told_when_it_is_read(there: Pretended) -> None:
+    transport = sent([])
+    future = RayFuture(there.ref(raised(ValueError("wrong"))), transport, None, "echo.make")
+    with pytest.raises(WorkerError, match=r"^reading what echo\.make made: wrong$"):
+        transport.fetch([future])
 
 
 def test_a_shard_goes_once_with_a_call_that_reads_its_columns(there: Pretended) -> None:
