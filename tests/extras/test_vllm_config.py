@@ -12,6 +12,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from transformers import AutoConfig, LlamaConfig, Phi3Config, PreTrainedConfig
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 from rlhf_lightning import strategy_checks, workers
 from rlhf_lightning.algos import GRPO, SFT
@@ -108,6 +109,10 @@ def test_what_vllm_does_not_take_is_refused(
         check_vllm(model(head_dim), layout, on_cpu=on_cpu)
 
 
+def test_heads_on_a_cpu_are_as_wide_as_vllm_says() -> None:
+    assert list(config._CPU_HEADS) == CPUAttentionBackend.get_supported_head_sizes()
+
+
 SIZES: dict[str, Any] = {
     "vocab_size": 8,
     "hidden_size": 128,
@@ -167,6 +172,7 @@ def test_models_that_vllm_would_compute_with_other_weights_are_refused(
         ("gemma3_text", {}),
         ("qwen3", {"tie_word_embeddings": True}),
         ("minicpm3", {}),
+        ("olmoe", {"num_experts": 4}),
     ],
 )
 def test_models_whose_weights_vllm_computes_with_are_not_refused(kind: str, options: dict[str, Any]) -> None:
