@@ -103,5 +103,6 @@ def test_equal_outcomes_teach_nothing() -> None:
     mask = torch.ones(7, 2, dtype=torch.bool)
     rows = {"response_mask": mask, "scores": torch.full((7, 2), 0.15)}
     for baseline in ("mean", "leave_one_out", "length_weighted"):
-        found = GroupEstimator(group_size=7, baseline=baseline, eps=1e-9)(rows)
-        assert torch.equal(found["advantages"], torch.zeros(7, 2))
+        for eps in (1e-9, 0.0):
+            found = GroupEstimator(group_size=7, baseline=baseline, eps=eps)(rows)
+            assert torch.equal(found["advantages"], torch.zeros(7, 2))
