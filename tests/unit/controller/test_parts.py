@@ -9,9 +9,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rlhf_lightning.controller import DP, MICRO_DP, Batch, PartOf, Parts, WorkerGroup, register
+from rlhf_lightning.controller import BROADCAST, DP, MICRO_DP, Batch, PartOf, Parts, WorkerGroup, register
 from rlhf_lightning.controller.register import methods_of
-from rlhf_lightning.controller.transfer import Inputs
+from rlhf_lightning.controller.transfer import Inputs, RowTransfer
 from rlhf_lightning.parallel import ParallelLayout
 from tests.ray.echo import Echo
 from tests.unit.controller.devices import Devices, host
@@ -140,6 +140,18 @@ def test_an_argument_that_asks_for_neighbours_is_given_all_rows() -> None:
     batch |= in_parts(generator, batch, 3)
     assert scorer.add(batch, by=Neighbours())["size"].tolist() == [ROWS] * ROWS
     assert scorer.add(batch)["size"].tolist() == IN_THREE
+
+
+@pytest.mark.parametrize("transfer", [BROADCAST, MICRO_DP])
+def test_protocols_that_may_compare_rows_are_given_all_of_them(transfer: RowTransfer) -> None:
+    generator, scorer = answering(1), answering(1)
+    batch = prompts(shuffled=False)
+    batch |= in_parts(generator, batch, 3)
+    assert scorer.group is not None
+    found = scorer.group.call(replace(methods_of(Answering)["add"], transfer=transfer), batch, {})
+    assert isinstance(found, Batch)
+    assert found["size"].tolist() == [ROWS] * ROWS
+    assert found["total"].tolist() == EXPECTED
 
 
 def test_columns_in_several_kinds_of_parts_are_read_together() -> None:
