@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from tensordict import TensorDict
 
-from rlhf_lightning.controller import BROADCAST, DP, MICRO_DP, Batch, PartOf, Parts, WorkerGroup, register
+from rlhf_lightning.controller import (
+    BROADCAST,
+    DP,
+    MICRO_DP,
+    Batch,
+    PartOf,
+    Parts,
+    WorkerGroup,
+    register,
+)
+from rlhf_lightning.controller.block import Block
+from rlhf_lightning.controller.call import Call
 from rlhf_lightning.controller.register import methods_of
 from rlhf_lightning.controller.transfer import Inputs, RowTransfer
+from rlhf_lightning.controller.transport import Future, Submitted
 from rlhf_lightning.parallel import ParallelLayout
 from tests.ray.echo import Echo
 from tests.unit.controller.devices import Devices, host
@@ -152,6 +164,28 @@ def test_protocols_that_may_compare_rows_are_given_all_of_them(transfer: RowTran
     assert isinstance(found, Batch)
     assert found["size"].tolist() == [ROWS] * ROWS
     assert found["total"].tolist() == EXPECTED
+
+
+def test_devices_are_told_of_which_rows_and_ranks_a_call_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator, scorer, submit = answering(1), answering(2), Devices.submit
+    batch = prompts(shuffled=False)
+    batch |= in_parts(generator, batch, 3)
+    found: list[str] = []
+
+    def noted(devices: Devices, device: int, call: Call, blocks: Sequence[Future | Block]) -> Submitted:
+        found.append(call.scope)
+        return submit(devices, device, call, blocks)
+
+    monkeypatch.setattr(Devices, "submit", noted)
+    scorer.add(batch)
+    assert found == ["part"] * 6
+    found.clear()
+    scorer.add(batch, by=Neighbours())
+    assert found == ["all"] * 2
+    found.clear()
+    scorer.first(number=1)
+    assert found == ["some"]
+    assert ("first", 0) in calls(scorer)
 
 
 def test_columns_in_several_kinds_of_parts_are_read_together() -> None:
