@@ -8,6 +8,7 @@ from itertools import product
 import torch
 
 from rlhf_lightning.functional import ReturnEstimator, Single
+from rlhf_lightning.functional.returns import ReturnGap
 from tests.unit.functional import slow
 from tests.unit.functional.cases import close, mask_of
 from tests.unit.functional.estimators import columns_of
@@ -73,3 +74,11 @@ def test_by_hand() -> None:
     scale = 1 / math.sqrt(16 / 3)  # 2, 2 and -2 about 2 / 3
     expected = [[4 / 3 * scale, 4 / 3 * scale], [-8 / 3 * scale, 0.0]]
     close(ReturnEstimator(credit="outcome", group_size=2)(rows)["advantages"], expected)
+
+
+def test_a_gap_is_what_it_is_said_to_be() -> None:
+    rows = {"response_mask": torch.tensor([[True, False, True]]), "scores": torch.tensor([[0.0, 0.0, 1.0]])}
+    expected: dict[ReturnGap, float] = {"carry": 0.5, "zero": 0.25, "forget": 0.0}
+    for gap, first in expected.items():
+        found = ReturnEstimator(gamma=0.5, gap=gap, whiten=False)(rows)
+        close(found["advantages"], [[first, 0.0, 1.0]])
