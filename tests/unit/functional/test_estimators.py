@@ -145,6 +145,7 @@ def test_a_critic_comes_with_the_divergence_whatever_its_weight() -> None:
         (GreedyEstimator, {"clip": -5.0}, "must be above 0"),
         (LagrangianEstimator, {"multiplier": -1.0}, r"multiplier=-1\.0"),
         (LagrangianEstimator, {"clip": 0.0}, r"clip=0\.0.*Try 50\.0 or None"),
+        (GreedyEstimator, {"clip": 0.0}, r"form='official', clip=0\.0\): a limit must be above 0"),
         (LagrangianEstimator, {"gamma": 1.1}, r"LagrangianEstimator\(gamma=1\.1\): must lie"),
         (LagrangianEstimator, {"lam": 1.1}, r"LagrangianEstimator\(lam=1\.1\): must lie"),
     ],
