@@ -87,8 +87,8 @@ def of_module(kind: str, module: str, name: str) -> str:
     """What was meant by a class that its module lacks: a similar one, or any there."""
     place, base = importlib.import_module(module), _BASES[kind]
     found = [getattr(place, each) for each in vars(place).get("__all__", dir(place))]
-    there = {cls.__name__: cls for cls in found if isinstance(cls, type) and issubclass(cls, base)}
-    known = [cls for cls, its in there.items() if its is not base and not inspect.isabstract(its)]
+    theirs = [cls for cls in found if isinstance(cls, type) and issubclass(cls, base) and cls is not base]
+    known = {cls.__name__ for cls in theirs if not inspect.isabstract(cls)}
     if not known:
         return f" No class there is derived from {base.__name__}. Write one, or type the name of another."
     return meant(*get_close_matches(name, known, n=1)) or f" Type one of {', '.join(sorted(known))}."

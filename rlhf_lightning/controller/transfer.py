@@ -19,6 +19,7 @@ from typing import Protocol, runtime_checkable
 from rlhf_lightning.controller.batch import Batch
 from rlhf_lightning.controller.column import Column, Piece
 from rlhf_lightning.controller.futures import Gathered, Metrics, Numbers, Value
+from rlhf_lightning.controller.parts import PartedColumn
 from rlhf_lightning.controller.transport import Submitted
 from rlhf_lightning.parallel import ParallelLayout
 
@@ -136,11 +137,11 @@ def _rows_by_replica(layout: ParallelLayout, inputs: Inputs) -> RankInputs:
 
 def _joined(outputs: Sequence[Output]) -> Batch:
     """The rows of several ranks, one after the other: as `Batch.joined`, without a batch for each rank."""
-    rows = [range(output.num_rows) for output in outputs]
-    made = [output.submitted.columns for output in outputs]
-    pieces = {name: [Piece(of[name], its) for of, its in zip(made, rows, strict=True)] for name in made[0]}
-    columns = {name: Column.of_pieces(found) for name, found in pieces.items()}
-    return Batch.trusted({**columns}, sum(map(len, rows)))
+    made = [(output.submitted.columns, range(output.num_rows)) for output in outputs]
+    columns: dict[str, Column | PartedColumn] = {
+        name: Column.of_pieces([Piece(blocks[name], rows) for blocks, rows in made]) for name in made[0][0]
+    }
+    return Batch.trusted(columns, sum(len(rows) for _, rows in made))
 
 
 @dataclass(frozen=True)

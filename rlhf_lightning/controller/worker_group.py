@@ -119,9 +119,8 @@ def _shipped(batch: Batch) -> tuple[tuple[ColumnInput, ...], list[Future | Block
     for name in batch:
         column = batch.column(name)
         rows = [piece.shipped() for piece in column.pieces]
-        blocks += [source for source, _ in rows]
         by = [] if column.by is None else [piece.shipped() for piece in column.by.pieces]
-        blocks += [source for source, _ in by]
+        blocks += [source for source, _ in rows + by]
         columns.append(ColumnInput(name, tuple([pick for _, pick in rows]), tuple([pick for _, pick in by])))
     return tuple(columns), blocks
 
