@@ -99,6 +99,22 @@ def unwritten(rows: TensorDict) -> Iterator[None]:
         )
 
 
+@contextmanager
+def as_torch_begins() -> Iterator[None]:
+    """Within this context gradients are on, and numbers float32 where nobody says otherwise.
+
+    A reward function, or a module that it imports, may have changed that for all roles of this process; where
+    it is the controller's, a trainer that validates, or a script that fits in inference mode.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.inference_mode(mode=False), torch.enable_grad():
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 class Device:
     """One device: its roles share the process, the device context and the memory budget."""
 
@@ -157,7 +173,8 @@ class Device:
         seat = self.world.seat(placement.layout, placement.devices)
         try:
             link = self.world.link(placement.link)
-            placement.role.build(Worker(**vars(seat), settings=placement.settings, link=link, role=name))
+            with as_torch_begins():
+                placement.role.build(Worker(**vars(seat), settings=placement.settings, link=link, role=name))
         except Exception as err:  # noqa: BLE001 - re-raised under the name of the call
             raise self._failure(name, seat.rank, "build", err, role=placement.role) from None
         self.roles[name] = placement.role
@@ -175,8 +192,7 @@ class Device:
         """
         started, clock = time.time(), time.perf_counter()
         try:
-            # A reward function, or a module that it imports, may have turned gradients off for its thread.
-            with torch.enable_grad(), serving(call.scope):
+            with as_torch_begins(), serving(call.scope):
                 value, columns = self._run(call, blocks)
         except Exception as err:  # noqa: BLE001 - re-raised under the name of the call
             role = self.roles.get(call.role)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from rlhf_lightning.controller.block import Block
 from rlhf_lightning.controller.call import Call, CallReport
 from rlhf_lightning.controller.device import Device
@@ -37,8 +35,7 @@ class InProcessTransport(Transport):
         """
         futures_of(Made, blocks)
         values = [block.value if isinstance(block, Made) else block for block in blocks]
-        with torch.inference_mode(mode=False):  # a trainer's, while it validates, is no business of a model
-            report, *columns = self.device.call(call, *(v for v in values if isinstance(v, Block)))
+        report, *columns = self.device.call(call, *(v for v in values if isinstance(v, Block)))
         assert isinstance(report, CallReport)
         self._reports.append(report)
         # Copies, as from another process: the method may keep what it has returned, and write into it.

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
+import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
     EarlyStopping,
@@ -165,6 +166,13 @@ def test_a_step_may_log_by_itself(tmp_path: Path) -> None:
     found = {name: float(value) for name, value in run.callback_metrics.items()}
     assert {found[name] for name in ("mine/number", "mine/mean", "mine/shown")} == {8.0, 1.5, 2.0}
     assert "reward/mean" in found
+
+
+def test_a_script_may_fit_in_inference_mode(tmp_path: Path) -> None:
+    run, data = trainer(Local(), tmp_path, limit_val_batches=1), TaskData(batch_size=2, num_rows=2)
+    with torch.inference_mode():
+        run.fit(grpo(), datamodule=data)
+    assert run.global_step == 1
 
 
 @pytest.mark.parametrize("name", ["reward/mean", "reward/std", "time/step_s"])

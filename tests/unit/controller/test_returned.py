@@ -12,6 +12,7 @@ from rlhf_lightning.controller import DP, Batch, WorkerError, WorkerGroup, regis
 from rlhf_lightning.controller.block import encode
 from rlhf_lightning.controller.call import Call, ColumnInput
 from rlhf_lightning.controller.device import Device
+from rlhf_lightning.controller.register import Worker
 from rlhf_lightning.parallel import ParallelLayout
 from tests.ray.echo import Echo
 from tests.unit.controller.devices import Devices, host
@@ -93,16 +94,23 @@ def test_a_device_knows_how_much_a_call_made() -> None:
 
 
 class Scoring(Echo):
-    """Scores with a module that turns gradients off, as scripts do in their first lines."""
+    """Scores with a module that turns gradients off and sets a type, as scripts do in their first lines."""
 
     def __init__(self, group: WorkerGroup | None = None) -> None:
         super().__init__(group)
         self.found: list[bool] = []
+        self.types: list[torch.dtype] = []
+
+    def build(self, worker: Worker) -> None:
+        self.types.append(torch.get_default_dtype())
+        torch.set_default_dtype(torch.float64)
 
     @register(transfer=DP, reads=("n",), returns=("n",))
     def judge(self, rows: TensorDict) -> TensorDict:
         self.found.append(torch.is_grad_enabled())
+        self.types.append(torch.get_default_dtype())
         torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float16)
         return rows
 
 
@@ -114,6 +122,23 @@ def test_a_method_that_turns_gradients_off_does_so_for_itself_alone() -> None:
         for _ in range(2):
             device.call(call, encode(torch.tensor([1])))
     assert role.found == [True, True]
+
+
+def test_a_default_type_that_a_role_or_the_controller_sets_reaches_no_other_call() -> None:
+    device, role, found = Device(0), Scoring(), list[torch.dtype]()
+    call = Call("echo", "judge", 0, 1, (ColumnInput("n", (slice(0, 1),)),), {}, ("n",))
+    before = torch.get_default_dtype()
+    try:
+        for given in (torch.float32, torch.bfloat16):
+            torch.set_default_dtype(given)
+            host(device, role, ParallelLayout())
+            found.append(torch.get_default_dtype())
+            device.call(call, encode(torch.tensor([1])))
+            found.append(torch.get_default_dtype())
+    finally:
+        torch.set_default_dtype(before)
+    assert found == [torch.float32, torch.float32, torch.bfloat16, torch.bfloat16]
+    assert role.types == [torch.float32] * 4
 
 
 @pytest.mark.parametrize("size", [1, 3])
