@@ -102,6 +102,8 @@ def check_trainer(trainer: Trainer, strategy: Strategy) -> None:
             f"Trainer(precision={trainer.precision!r}): each model has a type of its own. Type "
             'Actor(dtype="bfloat16") instead, and so for models of other paths than the actor\'s.'
         )
+    if connector._layer_sync is not None:
+        raise ValueError("Trainer(sync_batchnorm=True): the strategy divides the models. Leave it out.")
     if trainer._detect_anomaly and not strategy.in_process:
         raise ValueError(
             "Trainer(detect_anomaly=True): it watches this process, and gradients are computed on devices. "

@@ -191,6 +191,7 @@ def told(strategy: Strategy, root: Path, **options: object) -> str:
         ({"precision": "bf16-true"}, 'Type Actor(dtype="bfloat16")'),
         ({"gradient_clip_val": 0.5}, "in Python Actor(optimizer=OptimizerSpec(grad_clip=0.5))"),
         ({"accumulate_grad_batches": 2}, "in Python Settings(train=FSDP(max_tokens_per_micro_batch=TOKENS))"),
+        ({"sync_batchnorm": True}, "Trainer(sync_batchnorm=True): the strategy divides the models"),
         ({"detect_anomaly": True}, "Type --strategy local, in Python Trainer(strategy=Local())"),
     ],
     ids=str,
