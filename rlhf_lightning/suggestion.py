@@ -29,6 +29,8 @@ _BASES = {"algo": RLHFAlgorithm, "strategy": Strategy, "data": LightningDataModu
 """What the classes of each option are derived from."""
 _OWN = ("config", "seed_everything", "trace", "ckpt_path", "print_config")
 """Options of the command itself."""
+_IN_FULL = {"algorithm": "algo", "datamodule": "data"}
+"""Options of the command by longer names; of verl, options of a group `algorithm` are typed too."""
 
 
 def of_option(option: str, classes: Sequence[str], owners: Mapping[str, type]) -> str:
@@ -133,9 +135,9 @@ def _of_part(option: str, owners: Mapping[str, type]) -> str:
         return _of_class(rest, owners[first], owners)
     if rest and first in FOLDERS:
         return f" No class has it; rlhf fit --{first}.help NAME lists the options of one."
-    known = [*FOLDERS, *owners, *_OWN]
-    begun = [name for name in known if name.startswith(first)][:1]
-    return meant(*(begun or get_close_matches(first, known, n=1, cutoff=0.8))) or " Try --help."
+    known, typed = [*FOLDERS, *owners, *_OWN], _IN_FULL.get(option, first)
+    begun = [name for name in known if name.startswith(typed)][:1]
+    return meant(*(begun or get_close_matches(typed, known, n=1, cutoff=0.8))) or " Try --help."
 
 
 def _has(path: str, owners: Mapping[str, type]) -> bool:

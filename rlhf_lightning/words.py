@@ -240,6 +240,8 @@ def _with_values(words: Sequence[str]) -> list[str]:
         if word in _NAMED and after.startswith("-"):
             known = ", ".join(sorted(choices(_NAMED[word])))
             raise ValueError(f"{word}: which one? Type {word} NAME: {known}.")
+        if word in _CONFIG and after.startswith("-"):
+            raise ValueError(f"{word}: which file? Type {word} FILE, a configuration in YAML.")
         alone = _NESTED.fullmatch(word) and after.startswith("--") and not word.endswith(".help")
         if alone and not _is_theirs(word.removeprefix("--")):
             raise ValueError(f"{word}: no value stands behind it. Type {word} true, or another value.")

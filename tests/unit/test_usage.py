@@ -307,6 +307,8 @@ def test_what_they_are_here_are_options() -> None:
         ("--trainer.max-steps 3", "Did you mean max_steps?"),
         ("--ckpt-path last", "Did you mean ckpt_path?"),
         ("--print-config", "Did you mean print_config?"),
+        ("--algorithm ppo", "Did you mean algo?"),
+        ("--datamodule taskdata", "Did you mean data?"),
     ],
 )
 def test_an_option_without_its_prefix_or_with_hyphens(typed: str, told: str) -> None:

@@ -84,6 +84,13 @@ def test_an_option_without_its_name(words: str) -> None:
         resolved(["fit", *words.split()])
 
 
+@pytest.mark.parametrize("words", ["-c", "--config", "-c --algo ppo"])
+def test_a_configuration_without_its_name(words: str) -> None:
+    option = words.split(maxsplit=1)[0]
+    with pytest.raises(ValueError, match=rf"^{option}: which file\? Type {option} FILE"):
+        resolved(["fit", *words.split()])
+
+
 def test_a_file_of_the_name_of_a_kind_hides_it_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("taskdata").touch()
