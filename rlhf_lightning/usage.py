@@ -63,6 +63,10 @@ _REQUIRED_CLASS = re.compile(r"\b(?:fit|validate|predict)\.(algo|data)\b(?=, |$)
 """A missing option of the command, by its name in the parser."""
 _NO_GROUP = re.compile(r"Unable to load config (?:'.*' [\w.]+: Unable to load config )?\"(.*)\"$")
 """A single value where a group of options is wanted."""
+_NO_FILE = re.compile(
+    r"([^\s:]+\.ya?ml): No module named '.*'$|Unexpected import path format: ([^\s:]+\.ya?ml)$"
+)
+"""A file that is not there, whose name was then taken for that of a class."""
 _NO_LIST = re.compile(r"(\w+): Expected a <class 'tuple'>\. Got value: (.+)$")
 """A single value where a list is wanted."""
 _MIXED = re.compile(r"Expected a <class 'dict'> Expected a <class 'str'>\. Got value: (\{.*?\}).*")
@@ -96,7 +100,8 @@ def option_error(
             take.
     """
     message = _OF_ANY.sub("", message)
-    said, classes = _shortened(message), _CLASS.findall(message)
+    said = _NO_FILE.sub(r"\1\2: there is no such file.", _shortened(message))
+    classes = _CLASS.findall(message)
     if valued := value_elsewhere(message):
         dashes = f" {_TWO_DASHES}" * bool(_ASSIGNED.match(said))
         said = _NO_LIST.sub(r"\1: \2 is not a list", _DOTTED.sub(r"'\1' is not a class", said))

@@ -237,6 +237,15 @@ def test_a_reason_is_said_without_the_other_types_that_were_tried() -> None:
     assert option_error(f"Errors:\n{once}{once}Given value: my.Mine", {}) == "my.Mine: No module named 'my'"
 
 
+@pytest.mark.parametrize(
+    "tried", ["no.yaml: No module named 'no'", "Unexpected import path format: no/no.yml"]
+)
+def test_a_file_that_is_not_there_is_no_module(tried: str) -> None:
+    said = option_error(f"Parser key \"strategy\":\n  Problem with given class_path 'Auto':\n    {tried}", {})
+    name = "no/no.yml" if "/" in tried else "no.yaml"
+    assert said == f"strategy: Auto: {name}: there is no such file."
+
+
 def test_what_was_written_is_said() -> None:
     tried = (
         "Parser key \"devices\":\n  Errors:\n    - Expected a <class 'int'>\n"
