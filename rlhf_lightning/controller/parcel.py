@@ -49,10 +49,14 @@ class Packer:
         self._bytes = b""
 
     def packed(self, parcel: Parcel) -> bytes:
-        """The parcel as bytes, in which the arguments are packed by themselves."""
+        """The parcel as bytes, in which the arguments are packed by themselves.
+
+        Raises:
+            ValueError: an argument cannot be pickled.
+        """
         call = parcel.call
         if call.arguments is not self._arguments:
-            self._bytes = cast(bytes, cloudpickle.dumps(call.arguments)) if call.arguments else b""
+            self._bytes = _arguments(call) if call.arguments else b""
             self._arguments = call.arguments
         columns = [tuple(column) for column in call.columns]
         return _packed((call[:4], columns, self._bytes, call[6:], *parcel[1:]))
@@ -102,6 +106,17 @@ def answer(device: Device, name: str) -> bytes:
 def opened(packed: bytes) -> CallReport:
     """The report that `deliver` packed."""
     return cast(CallReport, cloudpickle.loads(packed))
+
+
+def _arguments(call: Call) -> bytes:
+    """The arguments of a call as bytes; refuses those that cannot be."""
+    try:
+        return cast(bytes, cloudpickle.dumps(call.arguments))
+    except (pickle.PicklingError, AttributeError, TypeError) as err:
+        raise ValueError(
+            f"{call.role}.{call.method}: of its arguments {', '.join(call.arguments)}, one cannot go to "
+            f"another process: {err}. Make what cannot within the method, of values that it is given."
+        ) from err
 
 
 def _packed(message: object) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -60,6 +61,17 @@ def test_a_plain_value_needs_no_shard(device: Device) -> None:
     parcel = Parcel(Call("echo", "ping", 0, 0, (), {"number": 4}, ()), (), ())
     (report,) = deliver(device, Packer().packed(parcel), [])
     assert opened(cast(bytes, report)).value == 4
+
+
+@pytest.mark.parametrize(
+    "given", [threading.Lock(), (number for number in range(2))], ids=["lock", "generator"]
+)
+def test_an_argument_that_cannot_be_sent_is_told_with_its_call(given: object) -> None:
+    call = Call("echo", "ping", 0, 0, (), {"number": 4, "by": given}, ())
+    with pytest.raises(
+        ValueError, match=r"^echo\.ping: of its arguments number, by, one .*: cannot pickle '"
+    ):
+        Packer().packed(Parcel(call, (), ()))
 
 
 def test_a_call_of_a_part_arrives_as_one(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
