@@ -124,7 +124,7 @@ class Column:
         return Column(tuple(pieces))
 
     def split(self, edges: Sequence[int]) -> list[Column]:
-        """The rows between neighbouring edges, which ascend; cached, since calls mostly split alike."""
+        """The rows between neighbouring edges, from 0 to the last; cached, since calls mostly split alike."""
         kept = cast(tuple[Sequence[int], list[Column]] | None, self.__dict__.get(_LAST_SPLIT))
         if kept is None or kept[0] != edges:
             kept = self.__dict__[_LAST_SPLIT] = edges, self._split(edges)
@@ -135,14 +135,13 @@ class Column:
         if self.by is not None:
             return [Column(self.pieces, by) for by in self.by.split(edges)]
         sizes = [stop - start for start, stop in pairwise(edges)]
-        if edges[0] == 0 and sizes == [len(piece.rows) for piece in self.pieces]:
+        if sizes == [len(piece.rows) for piece in self.pieces]:
             return [Column((piece,)) for piece in self.pieces]
         parts: list[list[Piece]] = [[] for _ in edges[1:]]
         part, before = 0, 0
         for piece in self.pieces:
-            after = before + len(piece.rows)
-            start = max(before, edges[0])
-            while start < min(after, edges[-1]):
+            start, after = before, before + len(piece.rows)
+            while start < after:
                 if start >= edges[part + 1]:
                     part += 1
                     continue
