@@ -102,8 +102,11 @@ class Method:
     calls: list[tuple[object, ...]] = field(default_factory=list)
     named: dict[str, object] = field(default_factory=dict)
     """Arguments of the last call that have names."""
+    chosen: list[dict[str, object]] = field(default_factory=list)
+    """Options under which it was asked for."""
 
-    def options(self, **_: object) -> Method:
+    def options(self, **chosen: object) -> Method:
+        self.chosen.append(chosen)
         return self
 
     def remote(self, *given: object, **named: object) -> object:

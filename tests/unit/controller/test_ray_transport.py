@@ -146,6 +146,29 @@ def test_a_shard_goes_once_with_a_call_that_reads_its_columns(there: Pretended) 
     assert parcel.sources == ((0, "x"), (1, "x"), (0, "y"))
 
 
+@pytest.mark.parametrize(("spans_nodes", "results"), [(False, 2), (True, 3)])
+def test_ray_is_told_of_a_result_for_the_report_and_for_each_shard(
+    there: Pretended, spans_nodes: bool, results: int
+) -> None:
+    device = Actor(submit=lambda *_: [there.ref({}) for _ in range(results)])
+    owner = Owner([device.handle])
+    owner.spans_nodes = spans_nodes
+    RayTransport(owner, timeout_s=TIMEOUT_S).submit(0, Call("echo", "make", 0, 1, (), {}, ("x", "y")), [])
+    assert device.submit.chosen == [{"num_returns": results}]
+
+
+def test_a_bare_call_sends_no_parcel_and_is_made_once(there: Pretended) -> None:
+    device = Actor(ask=lambda: there.ref(report("pid")), submit=lambda *_: there.ref(report()))
+    transport = RayTransport(Owner([device.handle]), timeout_s=TIMEOUT_S)
+    for _ in range(2):
+        transport.submit(0, Call("echo", "pid", 0, 0, (), {}, ()), [])
+    assert device.ask.chosen == [{"name": "DeviceActor.echo.0.pid"}]
+    assert (device.ask.calls, device.submit.calls) == ([(), ()], [])
+    for other in (ping(0), Call("echo", "pid", 0, 1, (), {}, ())):
+        transport.submit(0, other, [])
+    assert (len(device.ask.calls), len(device.submit.calls)) == (2, 2)
+
+
 def test_a_large_block_is_put_into_the_store_once(there: Pretended) -> None:
     device = Actor(submit=lambda *_: [there.ref({}), there.ref(report())])
     transport = RayTransport(Owner([device.handle]), timeout_s=TIMEOUT_S)
