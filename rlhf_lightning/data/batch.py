@@ -5,9 +5,11 @@ B rows, P prompt width, R response width; both widths are the longest of the bat
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, NotRequired, TypeAlias, TypedDict, cast
 
 import torch
@@ -89,6 +91,11 @@ class EncodedRows(Dataset[list[EncodedRow]]):
 
     def __len__(self) -> int:
         return len(self.rows) // self.group
+
+    @cached_property
+    def fingerprint(self) -> int:
+        """A number that other prompts, or the same in another order, have not but by chance."""
+        return reduce(lambda crc, prompt: zlib.crc32(prompt, crc), self.prompts, 0)
 
     def longest(self, new_tokens: int | None) -> int:
         """Most tokens of a prompt with `new_tokens` after it; None: with its response."""

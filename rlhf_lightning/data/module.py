@@ -297,12 +297,13 @@ class RowData(LightningDataModule, ABC):
         )
 
     def _sampler(self) -> EpochSampler:
-        size, seed = len(self._encoded()), self.effective_seed
+        rows, seed = self._encoded(), self.effective_seed
+        size, known = len(rows), rows.fingerprint
         if self.trainer is not None and self.trainer.overfit_batches:  # type: ignore[attr-defined]
-            return FirstRows(size=size, shuffle=False, seed=seed)
+            return FirstRows(size=size, shuffle=False, seed=seed, fingerprint=known)
         if self._draws:
-            return DrawnRows(draw=self.draw, size=size, seed=seed)
-        return EpochSampler(size=size, shuffle=self.shuffle, seed=seed)
+            return DrawnRows(draw=self.draw, size=size, seed=seed, fingerprint=known)
+        return EpochSampler(size=size, shuffle=self.shuffle, seed=seed, fingerprint=known)
 
     def val_dataloader(self) -> list[DataLoader[list[EncodedRow]]]:
         """Return one loader of the held-out rows, or none; their ids are the same at every validation."""

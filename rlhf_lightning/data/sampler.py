@@ -35,6 +35,7 @@ class EpochSampler(Sampler[int]):
         size: number of rows.
         shuffle: draw a new order for every epoch; otherwise the file's order.
         seed: of the order.
+        fingerprint: of the rows, by which others are noticed; 0 where nobody knows them.
 
     An epoch that was read to its end advances `epoch` by itself; Lightning's `set_epoch` says the same.
     """
@@ -42,8 +43,9 @@ class EpochSampler(Sampler[int]):
     drawn = False
     """Whether each row is drawn when it is asked for."""
 
-    def __init__(self, *, size: int, shuffle: bool, seed: int) -> None:
+    def __init__(self, *, size: int, shuffle: bool, seed: int, fingerprint: int = 0) -> None:
         self.size = size
+        self.fingerprint = fingerprint
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
@@ -111,7 +113,7 @@ class EpochSampler(Sampler[int]):
     def state_dict(self) -> dict[str, int]:
         """Return the epoch, the number of its rows that were handed out, and what their order depends on."""
         where = {"epoch": self.epoch, "position": self._position, "announced_epoch": self._announced}
-        return where | self.order()
+        return where | self.order() | {"fingerprint": self.fingerprint}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Make the next iteration go on where the state was taken.
@@ -123,6 +125,11 @@ class EpochSampler(Sampler[int]):
             ValueError: the order cannot go on; see `check`.
         """
         self.check(state)
+        if state.get("fingerprint", self.fingerprint) != self.fingerprint:
+            logger.warning(
+                "the data has other rows than those in whose middle the checkpoint was taken, and as many: "
+                "the epoch goes on with them, so that some may come twice or never."
+            )
         if self.shuffle and state.get("seed", self.seed) != self.seed:
             logger.warning("rows go on in the order of the checkpoint's seed, %d", state["seed"])
             self.seed = state["seed"]
@@ -155,12 +162,13 @@ class DrawnRows(EpochSampler):
         draw: returns the index of a row, of the draw's number and a generator of its own.
         size: number of rows, and of draws in an epoch.
         seed: of the generators.
+        fingerprint: of the rows.
     """
 
     drawn = True
 
-    def __init__(self, *, draw: Draw, size: int, seed: int) -> None:
-        super().__init__(size=size, shuffle=True, seed=seed)
+    def __init__(self, *, draw: Draw, size: int, seed: int, fingerprint: int = 0) -> None:
+        super().__init__(size=size, shuffle=True, seed=seed, fingerprint=fingerprint)
         self._draw = draw
 
     def _keys(self, epoch: int, start: int) -> Iterator[int]:

@@ -137,6 +137,18 @@ def test_resume_from_every_checkpoint(numbered: Numbered, check_resumes: Resumed
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_other_rows_of_the_same_number_are_told_of_once(
+    numbered: Numbered, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = numbered(12)
+    fit(prompts(file), tmp_path / "whole")
+    for text, told in ((file.read_text(), 0), (file.read_text().replace("7", "8"), 1)):
+        file.write_text(text)
+        fit(prompts(file), tmp_path / "again", checkpoint=tmp_path / "whole" / "step=3.ckpt")
+        assert sum("the data has other rows" in said for said in caplog.messages) == told
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("rows", "limit", "epoch_end"),
     [(12, 1.0, False), (12, 2, False), (11, 1.0, True), (12, 3, True)],

@@ -111,6 +111,20 @@ def test_state_of_other_data_is_refused() -> None:
         sampler(11).load_state_dict(sampler(10).state_dict())
 
 
+@pytest.mark.parametrize(
+    ("held", "warned"), [({"fingerprint": 1}, True), ({"fingerprint": 2}, False), ({}, False)], ids=str
+)
+@pytest.mark.parametrize("drawn", [False, True])
+def test_other_rows_of_the_same_number_are_told_of(
+    held: dict[str, int], *, warned: bool, drawn: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = {"size": 3, "seed": 7, "fingerprint": 2}
+    now = DrawnRows(draw=lambda *_: 0, **known) if drawn else EpochSampler(shuffle=True, **known)
+    state = {name: value for name, value in now.state_dict().items() if name != "fingerprint"}
+    now.load_state_dict(state | held)
+    assert [said[:23] for said in caplog.messages] == ["the data has other rows"] * warned
+
+
 def test_another_seed_or_order_at_a_resume_repeats_and_skips_no_row() -> None:
     stopped = sampler(seed=7)
     rows = iter(stopped)
