@@ -71,7 +71,10 @@ class Distillation(RLHFAlgorithm):
         known = filter(None, map(num_tokens, (self.actor, self.teacher)))
         self.words = min(known, default=0)
         if 0 < self.words < self.candidates:
-            raise ValueError(f"candidates={self.candidates}: the models have {self.words} words. Try 64.")
+            raise ValueError(
+                f"candidates={self.candidates}: the models have {self.words} words. "
+                f"Try {min(64, self.words)}."
+            )
 
     def step(self, batch: Batch) -> Metrics:
         """One iteration."""

@@ -149,7 +149,7 @@ PAIRS = PreferenceData.from_rows([{"prompt": "a", "chosen": "b", "rejected": "c"
     ("options", "rows", "message"),
     [
         ({"teacher": Reference()}, data(), r"Type --algo\.teacher\.path DIRECTORY"),
-        ({"candidates": 10_000}, data(), r"candidates=10000: the models have \d+ words"),
+        ({"candidates": 10_000}, data(), r"candidates=10000: the models have 264 words\. Try 64\."),
         ({"given": 0.5}, data(), "learns from the columns response_ids, and TaskData gives no"),
         ({"given": 1.0}, PAIRS, "Distillation imitates every answer, and PreferenceData gives"),
     ],
@@ -168,6 +168,12 @@ def test_what_cannot_be_learned_is_refused(
 def test_impossible_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Distillation(**options)  # type: ignore[arg-type]
+
+
+def test_models_of_few_words_are_told_how_many(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlhf_lightning.algos.distillation.num_tokens", lambda _: 33)
+    with pytest.raises(ValueError, match=r"^candidates=64: the models have 33 words\. Try 33\.$"):
+        run(Distillation(actor=student(model), teacher=another(model)), data())
 
 
 def test_prompts_without_answers_suffice(model: str) -> None:
