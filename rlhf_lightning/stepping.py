@@ -47,7 +47,7 @@ def with_ptx(algorithm: RLHFAlgorithm, batch: Mapping[str, Values]) -> tuple[Bat
     ptx = given.get("ptx") if isinstance(given, Mapping) else None
     if not isinstance(ptx, Mapping):
         return rows_of(algorithm, batch), None
-    return Batch.of({name: column for name, column in batch.items() if name != "ptx"}), Batch.of(ptx)
+    return rows_of(algorithm, {name: batch[name] for name in batch if name != "ptx"}), Batch.of(ptx)
 
 
 def check_encoded(algorithm: RLHFAlgorithm, columns: Iterable[str], *, what: str) -> None:

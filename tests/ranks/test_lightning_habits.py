@@ -203,6 +203,15 @@ def test_batches_of_rows_are_no_batches_of_prompts(called: str, tmp_path: Path) 
     trainer(Local(), tmp_path).fit(grpo(Columned), loader)
 
 
+def test_the_same_where_a_second_batch_comes_along(tmp_path: Path) -> None:
+    row: dict[str, object] = {"prompt": "Sort 21: ", "answer": "1", "ptx": {"text": "12"}}
+    loader: DataLoader[dict[str, object]] = DataLoader([row] * 2, batch_size=2)  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"^a batch has the columns \['answer', 'prompt'\], and no 'prompt_ids'"
+    ):
+        trainer(Local(), tmp_path).fit(grpo(), loader)
+
+
 def test_a_checkpoint_is_loaded_by_a_run(tmp_path: Path) -> None:
     with pytest.raises(
         TypeError, match=r"^GRPO\.load_from_checkpoint: .* trainer\.fit\(GRPO\(\.\.\.\), ckpt_path="
