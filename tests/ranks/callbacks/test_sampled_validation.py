@@ -37,8 +37,9 @@ def test_the_best_of_all_choices(k: int) -> None:
 def test_of_zeros_and_ones_it_is_pass_at_k() -> None:
     """Chen 2021: 1 - C(n - c, k) / C(n, k), here with n = 4, c = 1, k = 2."""
     assert float(expected_best(torch.tensor([[0.0, 1.0, 0.0, 0.0]]), 2)) == pytest.approx(1 - 3 / 6)
-    with pytest.raises(ValueError, match="k=5 of 4 answers"):
-        expected_best(torch.zeros(1, 4), 5)
+    for k in (0, 5):
+        with pytest.raises(ValueError, match=f"k={k} of 4 answers"):
+            expected_best(torch.zeros(1, 4), k)
 
 
 CALLS: list[list[float]] = []
