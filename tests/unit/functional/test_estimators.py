@@ -97,7 +97,8 @@ def on_a_rank(group: dist.ProcessGroup) -> dict[tuple[int, str, str], dict[str, 
     for number, case, name in product(range(len(CUTS)), MASKS, ESTIMATORS):
         mine = slice(*CUTS[number][group.rank() :][:2])
         rows = read(ESTIMATORS[name], twice(mask_of(case)))
-        found[number, case, name] = ESTIMATORS[name]({key: x[mine] for key, x in rows.items()}, add)
+        given = {key: x[mine] for key, x in rows.items()}
+        found[number, case, name] = run_estimator(ESTIMATORS[name], given, add)
     return found
 
 
