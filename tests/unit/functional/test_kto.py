@@ -54,6 +54,10 @@ def test_an_answer_without_tokens_does_not_count() -> None:
     assert KTOLoss().count(rows) == Counts(tokens=3, sequences=2, groups=1)
 
 
+def test_defaults_are_those_of_the_authors() -> None:
+    assert KTOLoss() == KTOLoss(beta=0.1, desirable_weight=1.0, undesirable_weight=1.0, baseline=True)
+
+
 def test_labels_may_be_signs() -> None:
     outputs, rows = batch_of(mask_of("right_padding"))
     counts = KTOLoss().count(rows)
