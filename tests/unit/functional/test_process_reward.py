@@ -26,6 +26,13 @@ def test_by_hand() -> None:
     close(metrics["process_reward/probability"], (p[0] + p[1] + 0.25 * p[1] + 0.75 * (1 - p[1])) / 3)
 
 
+def test_one_half_is_not_right() -> None:
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    labels, values = torch.tensor([[0.0, 0.0, 0.5]]), torch.tensor([[0.0, 0.0, -2.0]])
+    rows = {"response_mask": mask, "step_mask": mask, "step_labels": labels}
+    assert StepLoss()({"values": values}, rows, StepLoss().count(rows))[1]["process_reward/accuracy"] == 1
+
+
 def test_only_labelled_steps_learn() -> None:
     outputs, rows = batch_of(mask_of("right_padding"))
     values = outputs["values"].requires_grad_()
