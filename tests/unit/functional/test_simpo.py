@@ -35,6 +35,7 @@ def test_by_hand() -> None:
     wanted = {"accuracy": 0.5, "margin": -1.5, "chosen_reward": -4.5, "rejected_reward": -3.0}
     for name, value in (wanted | {"chosen_log_prob": -2.25}).items():
         close(metrics[f"simpo/{name}"], value)
+    assert "simpo/sft_loss" not in metrics
 
 
 def test_lengths_do_not_count() -> None:
