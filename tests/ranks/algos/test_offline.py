@@ -11,6 +11,7 @@ from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from tensordict import TensorDict
 from transformers import GPT2Config
 
@@ -245,3 +246,12 @@ def test_the_baseline_is_of_answers_to_other_prompts(model: str, rows: str) -> N
     assert algorithm.found == pytest.approx([others] * NUM_ROWS, rel=1e-4)
     assert others > 0
     assert others != pytest.approx(own, rel=1e-2)
+
+
+def test_where_no_row_has_another_prompt_the_baseline_is_0() -> None:
+    """Such as the last row of an epoch: nothing is asked of a model."""
+    ids = torch.tensor([[0, 5], [0, 5]])
+    assert KTO().baseline(Batch.of({"prompt_ids": ids, "prompt_mask": ids > 0}))["kl_baseline"].tolist() == [
+        0,
+        0,
+    ]
