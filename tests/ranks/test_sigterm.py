@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -69,3 +70,26 @@ def test_it_ends_at_once(command: str, held_out: int, tmp_path: Path) -> None:
     assert end.value.code == 128 + signal.SIGTERM
     assert asked.told == ["SystemExit"]
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_handler_is_taken_once_and_only_where_there_is_one() -> None:
+    """A fit validates often, also in a thread, where no handler can be set; what is ignored stays so."""
+    before, begin = signal.getsignal(signal.SIGTERM), Local().on_validation_start
+    told: list[int] = []
+    try:
+        signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(begin).result()
+        signal.raise_signal(signal.SIGTERM)
+        begin()
+        taken = signal.getsignal(signal.SIGTERM)
+        begin()
+        assert signal.getsignal(signal.SIGTERM) is taken
+        with pytest.raises(SystemExit):
+            signal.raise_signal(signal.SIGTERM)
+        assert told == [signal.SIGTERM] * 2
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        begin()
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
