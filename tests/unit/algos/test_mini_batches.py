@@ -84,6 +84,13 @@ def test_answers_to_one_prompt_stay_side_by_side() -> None:
     assert abs(halves(mini)[0] - halves(mini)[1]) <= 2
 
 
+def test_groups_of_several_sizes_are_balanced_as_if_there_were_none() -> None:
+    tokens = [9, 8, 7, 6, 4, 3, 2, 1]
+    (mini,) = PPO().mini_batches(rows(tokens, group_ids=[0, 0, 1, 1, 1, 1, 2, 2]), size=0)
+    (other,) = PPO().mini_batches(rows(tokens), size=0)
+    assert mini["row_ids"].tolist() == other["row_ids"].tolist()
+
+
 def test_pairs_are_not_torn_by_groups_of_another_size() -> None:
     batch = rows([9, 9, 9, 9, 1, 1, 1, 1], group_ids=[0, 1, 2, 3, 4, 5, 6, 7])
     (mini,) = PPO().mini_batches(batch, size=0, together=2)
@@ -91,6 +98,9 @@ def test_pairs_are_not_torn_by_groups_of_another_size() -> None:
         [[0, 1], [4, 5], [2, 3], [6, 7]],
         [[0, 1], [6, 7], [2, 3], [4, 5]],
     )
+    for mini in PPO().mini_batches(rows([9, 8, 7, 6, 4, 3, 2, 1]), size=2, together=2):
+        first, second = mini["row_ids"].view(-1, 2).unbind(dim=1)
+        assert torch.equal(first + 1, second)
 
 
 @pytest.mark.parametrize("kind", [SFT, KTO, ProcessRewardModel])
@@ -185,7 +195,9 @@ def test_the_masks_of_drawn_answers_are_not_fetched() -> None:
 
 
 def test_rows_of_equal_or_unknown_length_stay_where_they_are() -> None:
-    for batch in (rows([7, 7, 7]), rows([3, 2, 1]).select(["row_ids", "row_ends"])):
+    known = rows([3, 2, 1])
+    of_parts = (known.select(["row_ids", name]) for name in ("row_ends", "prompt_mask"))
+    for batch in (rows([7, 7, 7]), *of_parts):
         (mini,) = PPO().mini_batches(batch, size=0)
         assert mini is batch
 
