@@ -47,6 +47,7 @@ def placed(strategy: Strategy, algorithm: RLHFAlgorithm, devices: int | None) ->
         (Standalone(), judged, 6, [(2, ("actor",)), (2, ("reference",)), (2, ("reward",))]),
         (OpenRLHF(), PPO, 8, [(2, LEARNER), (2, ("critic",)), (2, ("reference",)), (2, ("generator",))]),
         (OneStepOff(generator_devices=4), GRPO, 8, [(2, LEARNER), (2, ("reference",)), (4, ("generator",))]),
+        (OpenRLHF(generator_devices=2), GRPO, None, [(1, LEARNER), (1, ("reference",)), (2, ("generator",))]),
         (Pipelined(), GRPO, 4, [(1, ("actor",)), (1, ("reference",)), (1, ("reward",)), (1, ("generator",))]),
         (Pipelined(), DAPO, 3, [(1, ("actor",)), (1, ("reward",)), (1, ("generator",))]),
         (Split(), GRPO, 3, [(3, ("actor", "reference", "reward"))]),
