@@ -80,6 +80,11 @@ def test_a_wait_has_an_end() -> None:
         Colocated(timeout_s=float("nan"))
 
 
+def test_fewer_threads_than_none_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^strategy\.num_threads=-1: is negative\. Use 0 "):
+        Local(num_threads=-1)
+
+
 def test_values_of_wrong_types_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^strategy\.devices='2': has to be of type int or None\.$"):
         Colocated(devices="2")  # type: ignore[arg-type]
