@@ -168,12 +168,21 @@ def test_what_cannot_be_learned_is_refused(
 def test_impossible_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Distillation(**options)  # type: ignore[arg-type]
+    Distillation(candidates=1)
 
 
 def test_models_of_few_words_are_told_how_many(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlhf_lightning.algos.distillation.num_tokens", lambda _: 33)
     with pytest.raises(ValueError, match=r"^candidates=64: the models have 33 words\. Try 33\.$"):
         run(Distillation(actor=student(model), teacher=another(model)), data())
+
+
+def test_only_words_that_both_models_have_are_compared(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here as if one of the two had the first hundred alone."""
+    monkeypatch.setattr("rlhf_lightning.algos.distillation.num_tokens", lambda _: 100)
+    algorithm = Noting(actor=student(model), teacher=another(model), candidates=20)
+    run(algorithm, data(), steps=1)
+    assert algorithm.seen["candidate_ids"].max() < 100
 
 
 def test_prompts_without_answers_suffice(model: str) -> None:
