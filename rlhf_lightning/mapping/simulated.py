@@ -216,7 +216,7 @@ class SimulatedCosts:
         if work.kind == "generate":
             own = self.resident(role, layout) + self._room(role, layout, work)[0]
             if self._models[role].recipe.reserves:
-                return own + self._limit(role, layout, work)
+                return own + self._limit(role, layout)
             return own + self.kv_bytes(role, layout, work, free)
         return self._peak(role, layout, work)
 
@@ -247,15 +247,15 @@ class SimulatedCosts:
 
     def _left(self, role: str, layout: ParallelLayout, work: Work, free: float) -> float:
         """Bytes of the free ones that the engine gives keys and values; 0 where it does not start."""
-        left, limit = free - self._room(role, layout, work)[0], self._limit(role, layout, work)
+        left, limit = free - self._room(role, layout, work)[0], self._limit(role, layout)
         if not self._models[role].recipe.reserves:
             return min(left, limit)
         return limit if left >= limit * (1 - 1e-8) else 0.0
 
-    def _limit(self, role: str, layout: ParallelLayout, work: Work) -> float:
+    def _limit(self, role: str, layout: ParallelLayout) -> float:
         """Most bytes that the engine gives keys and values; slightly more, for rounding as in `kv_bytes`."""
-        at = self._at(role, layout, work)
-        return memory.kv_limit(*at, device=self.hardware.memory_bytes) * (1 + 1e-9)
+        limit = memory.kv_limit(*self._at(role, layout), device=self.hardware.memory_bytes)
+        return limit * (1 + 1e-9)
 
     def rows_at_once(self, role: str, layout: ParallelLayout, work: Work, free: float) -> int:
         """Rows of a replica that a generation decodes at once; 0: all of them."""
