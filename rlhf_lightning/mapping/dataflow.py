@@ -82,7 +82,7 @@ class Dataflow:
         """Rows of an iteration, for throughput: generated ones, or those trained on if fewer or alone."""
         made = sum(w.rows for s in self.stages for w in s.work if w.kind == "generate")
         learnt = [w.rows for s in self.stages for w in s.work if w.kind == "train"]
-        return min(made or max(learnt, default=0), *learnt) if learnt else made
+        return min([made, *learnt] if made else learnt, default=0)
 
 
 def dataflow_of(calls: Sequence[Call]) -> Dataflow:
