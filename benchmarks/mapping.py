@@ -158,7 +158,8 @@ def main() -> None:
     parser.add_argument("command", choices=("fit", "rows", "scaling", "plot"))
     command = parser.parse_args().command
     if command == "fit":
-        fitted = fit.fit(dataclasses.replace(A100, efficiency=START), loss, FREE, ceilings=CEILINGS)
+        start = dataclasses.replace(A100, efficiency=START)
+        fitted = fit.fit(start, loss, FREE, ceilings=CEILINGS, tie=0.01)
         for key in FREE:
             print(f"{'.'.join(key)} = {fit.get(fitted, key):.3g}")
         table(fitted)

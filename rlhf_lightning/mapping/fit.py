@@ -43,7 +43,7 @@ def fit(
     free: Sequence[Key],
     *,
     ceilings: Mapping[str, float] | None = None,
-    tie: float = 0.01,
+    tie: float,
 ) -> Hardware:
     """The hardware whose `free` numbers make the loss least, by coordinate descent in their logarithms.
 
