@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml  # type: ignore[import-untyped]
 
-from rlhf_lightning.mapping import hardware
+from rlhf_lightning.mapping import hardware, machine
 from rlhf_lightning.mapping.machine import this_machine
 
 pytestmark = pytest.mark.unit
@@ -111,6 +111,12 @@ def test_a_machine_with_gpus_is_described_with_its_own_number_and_memory(
     found = this_machine(4)
     assert (found.memory_bytes, found.gpus_per_node) == (42e9, 4)
     assert found.peak_flops == hardware.KNOWN["a100-80gb"].peak_flops
+
+
+def test_devices_of_a_machine_without_gpus_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(machine, "host_memory", lambda: 24e9)
+    assert this_machine(4) == dataclasses.replace(hardware.CPU, memory_bytes=6e9, gpus_per_node=4)
 
 
 def test_whole_numbers_may_have_a_point(tmp_path: Path) -> None:
