@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf_lightning.mapping import calibrate, probe
+from rlhf_lightning.mapping import calibrate, network, probe
 from rlhf_lightning.mapping.fit import Key, fit, get, mean_square, replaced
 from rlhf_lightning.mapping.hardware import CPU, Hardware
 from tests.unit.pretended import GPU, pretended
@@ -48,6 +48,21 @@ def test_a_gpu_is_probed_in_the_type_of_its_peak(tmp_path: Path, monkeypatch: py
     assert {(p.workload.element, p.workload.masters) for p in probe._probes(gpu=False).values()} == {
         (4, False)
     }
+
+
+def test_links_are_those_of_which_all_reduces_take_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the slowest ranks: a small one is twice the hops of a tree, a large one a ring's traffic more."""
+    peaks = [
+        calibrate._Peaks(flops=2e11, bandwidth=4e10, small_s=small, large_s=0.05, probes={})
+        for small in (1e-3, 2e-3, 1e-3, 1e-3)
+    ]
+    monkeypatch.setattr(calibrate, "_run", lambda _devices, **_: peaks)
+    monkeypatch.setattr(calibrate, "refine", lambda rough, _: rough)
+    found = calibrate.measure(devices=4)
+    assert (found.gpus_per_node, found.intra_latency) == (4, 2e-3 / (2 * 2))
+    assert found.intra_bandwidth == pytest.approx(2 * 3 / 4 * calibrate._LARGE / (0.05 - 2e-3))
+    group = network.Group(4, crosses=False)
+    assert network.all_reduce(found, group, calibrate._LARGE) == pytest.approx(0.05)
 
 
 def test_a_refined_machine_predicts_what_made_the_seconds() -> None:
