@@ -72,13 +72,17 @@ def test_what_is_written_runs_and_says_why_nothing_is_divided(
 
 
 def test_fsdp_on_one_device_holds_a_model_once_and_frees_its_gradients(tmp_path: Path) -> None:
-    """2 N of weights, 4 N of masters and 8 N of moments between updates, and no second copy to generate."""
+    """2 N of weights, 4 N of masters and 8 N of moments between updates, and no second copy to generate.
+
+    Two devices share out masters and moments, and hold no other weights between updates.
+    """
     path = model(tmp_path / "model", model_type="qwen3", num_hidden_layers=8)
     asked = ("--algo", "dapo", "--devices", "1", "--model", path, "--reward", "none")
     algorithm, options = command._parse(asked)
     costs = command.search(algorithm, {"actor": path, "reward": ""}, options).costs
     layout, shape = ParallelLayout(), costs.shapes["actor"]
     assert costs.resident("actor", layout) == 14 * shape.num_parameters
+    assert costs.resident("actor", ParallelLayout(d=2)) == (4 + 8) * shape.num_parameters / 2
     assert memory.generation(shape, layout, costs.workload).parameters == 0
 
 
