@@ -156,6 +156,12 @@ def test_a_baseline_that_cannot_fit_is_null(capsys: pytest.CaptureFixture[str]) 
     assert found["baselines"]["standalone"] is None
 
 
+def test_a_reward_of_functions_works_where_a_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--algo", "grpo", "--devices", "8", "--model", "llama-7b", "--reward", "llama-7b", "--top", "1")
+    layouts = [pool["layouts"] for pool in json.loads(run(capsys, *asked, "--json"))["mapping"]]
+    assert [list(at["reward"]) for at in layouts if "reward" in at] == [["preparation"]]
+
+
 def test_text_yaml_and_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     files = ("--yaml", str(tmp_path / "run.yaml"), "--picture", str(tmp_path / "run.svg"))
     text = run(capsys, *ASKED, "--top", "2", *files)
@@ -219,6 +225,7 @@ def test_another_than_the_best_is_picked(capsys: pytest.CaptureFixture[str], tmp
     chosen = json.loads(run(capsys, *ASKED, "--pick", "2", "--json"))
     assert [pool["devices"] for pool in pools] == [found["devices"] for found in chosen["mapping"]]
     assert chosen["tokens_per_s"] < json.loads(run(capsys, *ASKED, "--json"))["tokens_per_s"]
+    assert "--pick" not in run(capsys, *ASKED, "--top", "1")  # there is no other
     with pytest.raises(ValueError, match=r"--pick 9: there are only \d mappings. Try --pick \d"):
         run(capsys, *ASKED, "--pick", "9")
 
@@ -231,6 +238,8 @@ def test_too_large_says_how_much_is_missing_and_what_would_do() -> None:
     missing = float(re.findall(r"that ([\d.]+) GB", str(err.value))[0])
     weights = (18 + 18 + 2 + 2) * models["actor"].num_parameters / 8 / 1e9
     assert missing == pytest.approx(weights - costs.capacity / 1e9, rel=0.2)
+    (in_all,) = re.findall(r"\(([\d,]+) GB in all\)", str(err.value))
+    assert float(in_all.replace(",", "")) == pytest.approx(8 * missing, abs=1)
     enough = smallest_cluster(costs)
     assert enough is not None
     assert str(err.value).endswith(f"has {enough}.")
