@@ -88,6 +88,12 @@ def test_ranks_that_are_alike_share_a_line(rlhf: Rlhf, train: str, generate: str
     assert max(map(len, found)) < 150
 
 
+@pytest.mark.parametrize(("d", "end"), [(8, "[14] [15]"), (9, "[14] [15] and 2 more")])
+def test_a_line_of_groups_has_sixteen_ranks(rlhf: Rlhf, d: int, end: str) -> None:
+    found = lines(rlhf, "reshard", "--train", f"1,2,{d}", "--generate", "1,1")
+    assert found[2].split("groups  ")[1].endswith(end)
+
+
 def test_devices_that_are_alike_share_a_line(rlhf: Rlhf) -> None:
     found = lines(rlhf, "reshard", "--train", "2,4,1", "--apart", "1,2,4")
     assert [line.split()[0] for line in found[3:]] == ["0-7", "8", "9", "all"]
