@@ -115,7 +115,7 @@ def _arguments(call: Call) -> bytes:
     except (pickle.PicklingError, AttributeError, TypeError) as err:
         raise ValueError(
             f"{call.role}.{call.method}: of its arguments {', '.join(call.arguments)}, one cannot go to "
-            f"another process: {err}. Make what cannot within the method, of values that it is given."
+            f"another process: {err}. Create it within the method, from values that the method is given."
         ) from err
 
 
