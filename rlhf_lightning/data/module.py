@@ -297,13 +297,13 @@ class RowData(LightningDataModule, ABC):
         )
 
     def _sampler(self) -> EpochSampler:
-        rows, seed = self._encoded(), self.effective_seed
-        size, known = len(rows), rows.fingerprint
+        rows = self._encoded()
+        of = {"size": len(rows), "seed": self.effective_seed, "fingerprint": rows.fingerprint}
         if self.trainer is not None and self.trainer.overfit_batches:  # type: ignore[attr-defined]
-            return FirstRows(size=size, shuffle=False, seed=seed, fingerprint=known)
+            return FirstRows(shuffle=False, **of)
         if self._draws:
-            return DrawnRows(draw=self.draw, size=size, seed=seed, fingerprint=known)
-        return EpochSampler(size=size, shuffle=self.shuffle, seed=seed, fingerprint=known)
+            return DrawnRows(draw=self.draw, **of)
+        return EpochSampler(shuffle=self.shuffle, **of)
 
     def val_dataloader(self) -> list[DataLoader[list[EncodedRow]]]:
         """Return one loader of the held-out rows, or none; their ids are the same at every validation."""

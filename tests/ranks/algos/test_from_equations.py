@@ -43,10 +43,14 @@ SETTINGS = {
 class Noting(PPO):
     """Keeps what each iteration learns from: all rows, and which of them a mini-batch has."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.noted: list[tuple[Columns, list[list[int]]]] = []
+
     def mini_batches(self, batch: Batch, *, size: int, epochs: int = 1, together: int = 1) -> Iterator[Batch]:
         names = ("prompt_ids", "prompt_mask", "response_ids", "response_mask", "scores")
         ids, minis = batch["row_ids"].tolist(), list[list[int]]()
-        self.__dict__.setdefault("noted", []).append(({name: batch[name] for name in names}, minis))
+        self.noted.append(({name: batch[name] for name in names}, minis))
         for mini in super().mini_batches(batch, size=size, epochs=epochs, together=together):
             minis.append([ids.index(row) for row in mini["row_ids"].tolist()])
             yield mini
@@ -194,8 +198,8 @@ def test_the_equations_give_the_same_weights(name: str, model: str) -> None:
     config = AutoConfig.from_pretrained(model, num_labels=1)
     kinds = {"actor": AutoModelForCausalLM, "critic": AutoModelForSequenceClassification}
     learners = {n: Learner(k.from_config(config), kept.fresh[n], NORMS[n]) for n, k in kinds.items()}
-    numbers = again(ours.__dict__["noted"], **learners)
-    lengths = {int(n) for rows, _ in ours.__dict__["noted"] for n in rows["response_mask"].sum(dim=1)}
+    numbers = again(ours.noted, **learners)
+    lengths = {int(n) for rows, _ in ours.noted for n in rows["response_mask"].sum(dim=1)}
     assert {1, 6} < lengths  # of one token, and cut off
     for mine, theirs in zip(numbers, kept.numbers, strict=True):
         assert mine == pytest.approx({key: theirs[key] for key in mine}, rel=2e-5, abs=2e-6)
